@@ -1,0 +1,1 @@
+"""Speed, as ratios measured in one run with the sides alternating: `python -m benchmarks NAME [--json]`."""

@@ -1,0 +1,123 @@
+"""`seed`: the pool against compute-only processes on the ancestor's workload, ten of each, alternating in one run."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import sqlite3
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+NODES = 10
+CEILING_S = 2.0
+POOL_S = 4.0
+JOB = Path(__file__).with_name("seed_job.py")
+
+
+def run(repeats: int, say: Callable[[str], None]) -> dict[str, Any]:
+    """Ceiling, pool with an update per 10, pool with an update per 40; again and again; medians of the ratios."""
+    rounds = []
+    for i in range(repeats):
+        before = ceiling()
+        ten = pool("ten")
+        forty = pool("forty")
+        top = (before + ceiling()) / 2
+        rounds.append((top, ten, forty))
+        say(
+            f"round {i + 1}: ceiling {top:6.0f} batches/s · pool {ten['batches_per_s']:6.0f}, ratio "
+            f"{ten['batches_per_s'] / top:.2f} · an update per 40: {forty['batches_per_s']:6.0f}, ratio "
+            f"{forty['batches_per_s'] / top:.2f} · {ten['pss_mb']:.0f} MB · first update {ten['first_update_s']:.2f} s · "
+            f"loss {ten['loss_first']:.3f} → {ten['loss_last']:.3f}"
+        )
+    median = lambda values: statistics.median(list(values))  # noqa: E731
+    return {
+        "ceiling_batches_per_s": median(top for top, _, _ in rounds),
+        "pool_batches_per_s": median(ten["batches_per_s"] for _, ten, _ in rounds),
+        "ratio": median(ten["batches_per_s"] / top for top, ten, _ in rounds),
+        "ratio_40": median(forty["batches_per_s"] / top for top, _, forty in rounds),
+        "pss_mb": max(ten["pss_mb"] for _, ten, _ in rounds),
+        "first_update_s": median(ten["first_update_s"] for _, ten, _ in rounds),
+        "loss_first": rounds[-1][1]["loss_first"],
+        "loss_last": rounds[-1][1]["loss_last"],
+    }
+
+
+def ceiling() -> float:
+    """Batches per second of ten processes that compute and never talk: a plain PyTorch loop over ready-made batches."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "benchmarks.seed_job"])
+    barrier, counts = context.Barrier(NODES), context.SimpleQueue()
+    workers = [context.Process(target=_compute, args=(barrier, counts)) for _ in range(NODES)]
+    for worker in workers:
+        worker.start()
+    total: float = sum(counts.get() for _ in workers)
+    for worker in workers:
+        worker.join()
+    return total
+
+
+def _compute(barrier: Barrier, counts: multiprocessing.SimpleQueue[float]) -> None:
+    import torch
+    from torch import nn
+
+    from benchmarks import seed_job
+
+    torch.set_num_threads(1)
+    model, loss = seed_job.model(), nn.CrossEntropyLoss()
+    points, labels = seed_job.labelled_points().tensors
+    batches = [(points[i : i + 32], labels[i : i + 32]) for i in range(0, len(points) - 32, 32)]
+    barrier.wait()
+    done, start = 0, time.perf_counter()
+    while time.perf_counter() - start < CEILING_S:
+        x, y = batches[done % len(batches)]
+        model.zero_grad()
+        loss(model(x), y).backward()
+        done += 1
+    counts.put(done / (time.perf_counter() - start))
+
+
+def pool(job: str) -> dict[str, float]:
+    """One `wide run` as a user would start it; memory is read while it trains, the first update from its run.db."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "run"
+        command = [sys.executable, "-m", "wide", "run", f"{JOB}:{job}", "--nodes", str(NODES), "--log", "silent"]
+        command += ["--seconds", str(POOL_S), "--json", "--out", str(out)]
+        started_at = time.time()
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ | {"WIDE_LOG": ""})
+        pss_mb = _watch_memory(process)
+        output = process.communicate()[0]
+        if process.returncode:
+            raise SystemExit(f"wide run failed with {process.returncode}")
+        result: dict[str, Any] = json.loads(output)
+        (first,) = sqlite3.connect(out / "run.db").execute("SELECT min(merged_at) FROM steps").fetchone()
+    return {
+        "batches_per_s": result["batches_per_s"],
+        "loss_first": result["loss_first"],
+        "loss_last": result["loss_last"],
+        "pss_mb": pss_mb,
+        "first_update_s": first - started_at,
+    }
+
+
+def _watch_memory(process: subprocess.Popen[bytes]) -> float:
+    """The largest sum of PSS over the process and all it started, read once a second."""
+    most = 0.0
+    while process.poll() is None and most == 0.0:
+        time.sleep(POOL_S)
+        try:
+            family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+            if len(family) > NODES:
+                most = sum(member.memory_full_info().pss for member in family) / 1e6
+        except psutil.NoSuchProcess:
+            break
+    return most

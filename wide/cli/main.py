@@ -1,0 +1,125 @@
+"""Arguments to calls, results to stdout, errors to one line and an exit code. Imports torch only when it is needed."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from typing import Any, NoReturn
+
+from wide import __version__
+from wide.config import Options, resolve
+from wide.errors import UsageError, WideError
+
+DEFAULT_PORT = 9433  # W I D E on a telephone
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (see `{self.prog} --help`)")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The exit code; everything a person should read goes to stderr."""
+    arguments = None
+    try:
+        arguments = _parser().parse_args(argv)
+        code: int = arguments.call(arguments)
+        return code
+    except WideError as error:
+        verbose = getattr(arguments, "log", None) == "verbose" or os.environ.get("WIDE_LOG") == "verbose"
+        if verbose and error.details:
+            print(error.details, file=sys.stderr)
+        print(f"wide: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("wide: interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="wide", description="Train one PyTorch model on the machines you have.")
+    parser.add_argument("--version", action="version", version=f"wide {__version__}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    run = commands.add_parser("run", help="train on this machine: a coordinator and N node processes")
+    run.add_argument("--nodes", metavar="N", help="node processes; 0: a plain loop in this one (default: one per core)")
+    serve = commands.add_parser("serve", help="the coordinator alone; prints the `wide join …` line for other machines")
+    serve.add_argument("--host", help="the address to listen on (default: 127.0.0.1)")
+    serve.add_argument("--port", help=f"the port to listen on (default: {DEFAULT_PORT}; 0: any free one)")
+    serve.add_argument(
+        "--insecure", action="store_true", default=None, help="allow a --host beyond this machine, unencrypted"
+    )
+    for command, call in ((run, _run), (serve, _serve)):
+        command.add_argument("job", metavar="JOB", help="file.py or file.py:name")
+        command.add_argument("--json", action="store_true", help="print the result as one JSON object on stdout")
+        _shared(command)
+        command.set_defaults(call=call)
+    serve.add_argument("--token-file", metavar="FILE", help="read the pool's token from here (or set WIDE_TOKEN)")
+    join = commands.add_parser("join", help="lend this machine to a pool")
+    join.add_argument("address", metavar="HOST:PORT", help="as `wide serve` printed it")
+    join.add_argument("--job", metavar="FILE", required=True, help="the same job file that the pool trains")
+    join.add_argument("--token-file", metavar="FILE", help="read the pool's token from here (or set WIDE_TOKEN)")
+    join.add_argument("--name", help="how this machine is called in the pool (default: its host name)")
+    join.add_argument("--device", default="auto", help="auto, cpu, cuda:0, mps")
+    join.add_argument("--log", choices=("silent", "normal", "verbose"), default="normal")
+    join.set_defaults(call=_join)
+    return parser
+
+
+def _shared(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--strategy", metavar="sync", help="how updates are merged (default: sync, exact)")
+    command.add_argument("--steps", metavar="N", help="updates to make")
+    command.add_argument("--epochs", metavar="X", help="passes over the data")
+    command.add_argument("--seconds", metavar="S", help="stop after this time")
+    command.add_argument("--seed", metavar="N")
+    command.add_argument("--out", metavar="DIR", help="the run's folder (default: runs/<time>-<job>)")
+    command.add_argument("--data", metavar="local|stream|auto", help="nodes build the data set, or are sent batches")
+    command.add_argument("--log", metavar="silent|normal|verbose", help="how much is said on stderr (default: normal)")
+    command.add_argument("--device", metavar="auto|cpu|cuda:0|mps", help="where nodes compute (default: auto)")
+
+
+def _options(arguments: argparse.Namespace, **defaults: Any) -> Options:
+    given = {name: getattr(arguments, name, None) for name in Options.__struct_fields__}
+    for name, value in defaults.items():
+        if given[name] is None and not os.environ.get(f"WIDE_{name.upper()}"):
+            given[name] = value
+    return resolve(given, os.environ)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    options = _options(arguments)
+    from wide.job.loading import split_spec
+    from wide.launch.processes import warm_up
+
+    path, _ = split_spec(arguments.job)
+    if options.node_count > 0 and path.is_file():
+        warm_up(arguments.job)  # loads torch in another process while this one does the same
+    from wide.job.loading import load
+    from wide.launch.local import Run
+
+    result = Run(load(arguments.job), arguments.job, path.stem, options).train()
+    _report(result, arguments.json, options)
+    return 0
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    options = _options(arguments, port=DEFAULT_PORT)
+    from wide.launch.serve import serve
+
+    result = serve(arguments.job, options, arguments.token_file)
+    _report(result, arguments.json, options)
+    return 0
+
+
+def _report(result: Any, as_json: bool, options: Options) -> None:
+    if options.log != "silent":
+        print(result.summary(), file=sys.stderr)
+    if as_json:
+        print(result.to_json(), flush=True)
+
+
+def _join(arguments: argparse.Namespace) -> int:
+    from wide.launch.join import join
+
+    return join(arguments.address, arguments.job, arguments.token_file, arguments.name, arguments.device, arguments.log)

@@ -1,0 +1,163 @@
+"""Flat buffers: where each tensor of a model lies in one contiguous run of bytes. Knows tensors; knows no training.
+
+    trainable parameters │ floating buffers │ other buffers │ frozen parameters
+    ◄──────────────────── live ───────────────────────────►
+                         an update has just this shape, so it is one view
+
+Tensors of one dtype stand together, so a sum is one call per dtype. Each starts at a multiple of 64 bytes, as it
+would in memory of its own: the kernels of the maths libraries may round differently on less aligned data.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from wide.errors import TrainingFailed
+from wide.wire.messages import Tensor
+
+ALIGN_NBYTES = 64
+
+
+class Slot(NamedTuple):
+    """A tensor's place in the flat buffer."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int  # bytes
+    nbytes: int
+
+
+class Layout:
+    """The places of all tensors of a model: the same on every machine that builds the same model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        parameters, buffers = list(model.named_parameters()), list(model.named_buffers())
+        for name, parameter in parameters:
+            if is_lazy(parameter):
+                raise TrainingFailed(f"parameter {name!r} is lazy: run one forward pass inside model() to shape it")
+        self._end = 0
+        self.trainable = self._place((n, p) for n, p in parameters if p.requires_grad)
+        self.buffers_start = self._end
+        self.averaged = self._place((n, b) for n, b in buffers if _is_summable(b.dtype))
+        self.kept_start = self._end
+        self.kept = self._place((n, b) for n, b in buffers if not _is_summable(b.dtype))
+        self.live_nbytes = self._end
+        self.frozen = self._place((n, p) for n, p in parameters if not p.requires_grad)
+        self.nbytes = self._end
+
+    @property
+    def slots(self) -> list[Slot]:
+        return [*self.trainable, *self.averaged, *self.kept, *self.frozen]
+
+    def describe(self) -> list[Tensor]:
+        """What a node tells the coordinator it has built."""
+        return [Tensor(slot.name, str(slot.dtype), slot.shape, slot.stride) for slot in self.slots]
+
+    def _place(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> list[Slot]:
+        slots = []
+        for name, tensor in sorted(tensors, key=lambda pair: str(pair[1].dtype)):
+            nbytes = tensor.numel() * tensor.element_size()
+            slots.append(Slot(name, tensor.dtype, tuple(tensor.shape), _dense_stride(tensor), self._end, nbytes))
+            self._end += -(-nbytes // ALIGN_NBYTES) * ALIGN_NBYTES
+        return slots
+
+
+class Flat:
+    """One flat buffer with the layout's views into it."""
+
+    def __init__(self, layout: Layout, only_live: bool, device: str | torch.device = "cpu") -> None:
+        nbytes = layout.live_nbytes if only_live else layout.nbytes
+        self.raw = torch.zeros(nbytes, dtype=torch.uint8, device=device)
+        self.trainable = [_view(self.raw, slot) for slot in layout.trainable]
+        self.averaged = [_view(self.raw, slot) for slot in layout.averaged]
+        self.kept = [_view(self.raw, slot) for slot in layout.kept]
+        self.frozen = [] if only_live else [_view(self.raw, slot) for slot in layout.frozen]
+        self.sums = _runs(self.raw, [*layout.trainable, *layout.averaged])  # everything that is added up
+        self.gradient_runs = _runs(self.raw, layout.trainable)
+        self.averaged_runs = _runs(self.raw, layout.averaged)
+        self.buffers_raw = self.raw[layout.buffers_start : layout.live_nbytes]
+        self.kept_raw = self.raw[layout.kept_start : layout.live_nbytes]
+        self.touched = 0  # bit i: trainable tensor i has had a gradient
+        self.bytes = self.raw.numpy().data if self.raw.device.type == "cpu" else memoryview(b"")
+
+    def is_finite(self) -> bool:
+        """No NaN and no Inf among the gradients; a norm that overflows counts as Inf."""
+        return all(math.isfinite(torch.linalg.vector_norm(run).item()) for run in self.gradient_runs)
+
+
+def join(left: Flat, right: Flat) -> None:
+    """left += right; of what cannot be averaged (counters, flags) the earlier batch's stays."""
+    for a, b in zip(left.sums, right.sums, strict=True):
+        a.add_(b)
+    left.touched |= right.touched
+
+
+def bind(model: nn.Module, flat: Flat, layout: Layout) -> None:
+    """Move the model's tensors into the flat buffer, values included; tied ones stay tied."""
+    parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+    moved: dict[int, torch.Tensor] = {}
+    with torch.no_grad():
+        for slot, view in zip(layout.trainable + layout.frozen, flat.trainable + flat.frozen, strict=True):
+            view.copy_(parameters[slot.name])
+            parameters[slot.name].data = view
+        for slot, view in zip(layout.averaged + layout.kept, flat.averaged + flat.kept, strict=True):
+            view.copy_(buffers[slot.name])
+            moved[id(buffers[slot.name])] = view
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = moved[id(buffer)]
+
+
+def unbind(model: nn.Module) -> None:
+    """Give the model's tensors memory of their own again, as an ordinary model has; tied ones stay tied."""
+    for parameter in model.parameters():
+        parameter.data, parameter.grad = parameter.data.clone(), None
+    moved = {id(buffer): buffer.clone() for buffer in model.buffers()}
+    for module in model.modules():
+        module._buffers.update({n: moved[id(b)] for n, b in module._buffers.items() if b is not None})
+
+
+def difference(theirs: list[Tensor], ours: list[Tensor]) -> str:
+    """The first way in which two models differ, in words; empty if they do not."""
+    for mine, other in zip(ours, theirs, strict=False):
+        if mine != other:
+            return f"{other.name} {other.dtype} {other.shape} where the pool has {mine.name} {mine.dtype} {mine.shape}"
+    if len(theirs) != len(ours):
+        return f"{len(theirs)} tensors where the pool has {len(ours)}"
+    return ""
+
+
+def _is_summable(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
+
+
+def _dense_stride(tensor: torch.Tensor) -> tuple[int, ...]:
+    if tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last):
+        return tuple(tensor.stride())
+    return torch.empty(tensor.shape, device="meta").stride()
+
+
+def _view(raw: torch.Tensor, slot: Slot) -> torch.Tensor:
+    run = raw[slot.offset : slot.offset + slot.nbytes].view(slot.dtype)
+    return torch.as_strided(run, slot.shape, slot.stride, run.storage_offset())
+
+
+def _runs(raw: torch.Tensor, slots: list[Slot]) -> list[torch.Tensor]:
+    """Neighbours of one dtype as one view, padding included (it is zero and stays zero)."""
+    runs: list[tuple[torch.dtype, int, int]] = []
+    for slot in slots:
+        end = slot.offset + -(-slot.nbytes // ALIGN_NBYTES) * ALIGN_NBYTES
+        if runs and runs[-1][0] == slot.dtype and runs[-1][2] == slot.offset:
+            runs[-1] = (slot.dtype, runs[-1][1], end)
+        else:
+            runs.append((slot.dtype, slot.offset, end))
+    return [raw[start:end].view(dtype) for dtype, start, end in runs]

@@ -1,0 +1,96 @@
+"""The options of a run: one frozen place, filled once and validated once. Knows nothing of jobs or processes."""
+
+from __future__ import annotations
+
+import os
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from wide.errors import UsageError
+
+Strategy = Literal["sync"]
+Data = Literal["local", "stream", "auto"]
+Log = Literal["silent", "normal", "verbose"]
+
+LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What `wide run`, `wide serve` and `wide.run` share. None means: as the job says, or no such limit."""
+
+    nodes: int | None = None
+    strategy: Strategy = "sync"
+    steps: int | None = None
+    epochs: float | None = None
+    seconds: float | None = None
+    seed: int | None = None
+    out: Path | None = None
+    data: Data = "auto"
+    log: Log = "normal"
+    device: str = "auto"
+    host: str = "127.0.0.1"
+    port: int = 0
+    insecure: bool = False
+
+    @property
+    def node_count(self) -> int:
+        """One node per core unless the user said otherwise."""
+        return self.nodes if self.nodes is not None else (os.cpu_count() or 1)
+
+
+LEAST = {"nodes": 0, "steps": 1, "epochs": 0, "seconds": 0, "seed": 0, "port": 0}
+MOST = {"nodes": 4096, "seed": 2**63 - 1, "port": 65535}
+
+
+def resolve(given: Mapping[str, Any], environ: Mapping[str, str]) -> Options:
+    """Flag, then environment (WIDE_STEPS=40), then default; the job's own values are looked up where None is left."""
+    values: dict[str, Any] = {}
+    hints = typing.get_type_hints(Options)
+    unknown = sorted(set(given) - set(hints))
+    if unknown:
+        raise UsageError(f"there is no option {unknown[0]!r}; there are: {', '.join(sorted(hints))}")
+    for name, kind in hints.items():
+        value, source = given.get(name), f"--{name}"
+        if value is None and environ.get(variable := f"WIDE_{name.upper()}"):
+            value, source = environ[variable], variable
+        if value is not None:
+            values[name] = _checked(name, value, kind, source)
+    options = Options(**values)
+    if options.host not in LOOPBACK and not options.insecure:
+        raise UsageError(
+            f"--host {options.host} is open to the network and connections are not encrypted yet; "
+            "stay on 127.0.0.1 (with an SSH tunnel), or accept that with --insecure"
+        )
+    return options
+
+
+def _checked(name: str, value: Any, kind: Any, source: str) -> Any:
+    try:
+        value = msgspec.convert(str(value), kind, strict=False, dec_hook=lambda to, text: to(text))
+    except msgspec.ValidationError:
+        raise UsageError(f"{source} {value}: expected {_describe(kind)}") from None
+    if name in LEAST and not LEAST[name] <= value <= MOST.get(name, float("inf")):
+        most = f" and at most {MOST[name]}" if name in MOST else ""
+        raise UsageError(f"{source} {value}: must be at least {LEAST[name]}{most}")
+    if name == "device":
+        _check_device(value, source)
+    return value
+
+
+def _check_device(device: str, source: str) -> None:
+    kind, _, index = device.partition(":")
+    if kind not in {"auto", "cpu", "cuda", "mps"} or (index and not index.isdigit()):
+        raise UsageError(f"{source} {device}: expected auto, cpu, mps, cuda or cuda:0")
+
+
+def _describe(kind: Any) -> str:
+    if typing.get_origin(kind) is Literal:
+        return " or ".join(typing.get_args(kind))
+    if isinstance(kind, types.UnionType):
+        return _describe(next(part for part in typing.get_args(kind) if part is not type(None)))
+    return {int: "a whole number", float: "a number", bool: "true or false", Path: "a folder"}.get(kind, "text")

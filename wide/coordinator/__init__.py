@@ -1,0 +1,1 @@
+"""The side that owns the model and hands out work."""

@@ -1,0 +1,66 @@
+"""What a lease's batches are made of: sample ids for nodes that have the data, whole batches for those that do not.
+
+Batches are built ahead of time in one thread, so that the coordinator's loop seldom waits for the user's data set.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from wide.codec.batch import Packed, pack
+from wide.errors import TrainingFailed
+from wide.job.samples import Samples
+from wide.job.schedule import Schedule, Step
+from wide.job.seeding import mix
+from wide.strategy.tree import Block
+
+AHEAD_BATCHES = 32
+AHEAD_NBYTES = 256 << 20
+
+
+class Feed:
+    """Hands out the data of blocks, as ids or as packed batches."""
+
+    def __init__(self, samples: Samples, schedule: Schedule) -> None:
+        self.samples = samples
+        self.schedule = schedule
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="feed")
+        self._ready: dict[tuple[int, int], Future[Packed]] = {}
+
+    def ids(self, step: Step, block: Block) -> memoryview:
+        """The sample ids of a block: int64, straight from the epoch's permutation."""
+        return self.schedule.ids_as_bytes(step, block.first, block.end)
+
+    def batches(self, step: Step, block: Block) -> list[Packed]:
+        """The block's batches, packed."""
+        if self.samples.is_gathered:  # one call into one big tensor: no thread could be quicker
+            return [self._build(step, batch) for batch in range(block.first, block.end)]
+        for key in [key for key in self._ready if key[0] < step.number]:
+            self._ready.pop(key).cancel()
+        packed = [self._request(step, batch).result() for batch in range(block.first, block.end)]
+        self._look_ahead(step, block.end, packed[-1].nbytes)
+        return packed
+
+    def close(self) -> None:
+        self._thread.shutdown(cancel_futures=True)
+
+    def _look_ahead(self, step: Step, batch: int, nbytes: int) -> None:
+        for _ in range(min(AHEAD_BATCHES, AHEAD_NBYTES // max(nbytes, 1))):
+            if batch == step.batches:
+                step, batch = self.schedule.step(step.number + 1), 0
+            self._request(step, batch)
+            batch += 1
+
+    def _request(self, step: Step, batch: int) -> Future[Packed]:
+        key = (step.number, batch)
+        if key not in self._ready:
+            self._ready[key] = self._thread.submit(self._build, step, batch)
+        return self._ready[key]
+
+    def _build(self, step: Step, batch: int) -> Packed:
+        ids = self.schedule.ids(step, batch, batch + 1)
+        try:
+            return pack(self.samples.batch(ids, mix(self.schedule.seed, step.number, batch)))
+        except TrainingFailed as error:
+            where = f"step {step.number}, batch {batch}, coordinator: {error}"
+            raise TrainingFailed(where, error.details) from None

@@ -1,0 +1,71 @@
+"""The model that is being trained, its optimizer, and the fold of a step's updates. Knows no sockets, no time."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from wide.codec.layout import Flat, Layout, bind, join
+from wide.errors import TrainingFailed
+from wide.job.definition import Job
+from wide.job.loading import blame
+from wide.strategy.tree import Block, TreeSum
+
+
+class Master:
+    """The one true copy of the weights. `begin`, `add` every block of the step, `update`: that is one version."""
+
+    def __init__(self, job: Job, model: nn.Module) -> None:
+        self.job = job
+        self.model = model.cpu().train()
+        self.layout = Layout(model)
+        if not self.layout.trainable:
+            raise TrainingFailed("the model has no trainable parameter: nothing to do")
+        self.weights = Flat(self.layout, only_live=False)
+        bind(model, self.weights, self.layout)
+        by_name = dict(model.named_parameters())
+        self._parameters = [by_name[slot.name] for slot in self.layout.trainable]
+        try:
+            self.optimizer = job.optimizer(model.parameters())
+            self.scheduler = job.scheduler(self.optimizer) if job.scheduler else None
+        except Exception as error:
+            raise blame(error, "building the optimizer or its scheduler failed") from None
+        self._sum: TreeSum[Flat] = TreeSum(Block(0, 1), self._join)
+        self._spare: list[Flat] = []
+
+    def take_buffer(self) -> Flat:
+        """Room for one update; `add` takes it over, `release` gives it back unused."""
+        return self._spare.pop() if self._spare else Flat(self.layout, only_live=True)
+
+    def release(self, flat: Flat) -> None:
+        self._spare.append(flat)
+
+    def begin(self, batches: int) -> None:
+        self._sum = TreeSum(Block(0, batches), self._join)
+
+    def add(self, block: Block, update: Flat) -> None:
+        self._sum.add(block, update)
+
+    def update(self) -> None:
+        """All batches are in: one step of the job's optimizer."""
+        total = self._sum.take()
+        try:
+            for i, (parameter, gradient) in enumerate(zip(self._parameters, total.trainable, strict=True)):
+                parameter.grad = gradient if total.touched >> i & 1 else None
+            if self.job.clip_norm is not None:
+                nn.utils.clip_grad_norm_(self._parameters, self.job.clip_norm)
+            self.optimizer.step()
+            if self.scheduler is not None:
+                self.scheduler.step()
+        except Exception as error:
+            raise blame(error, "the optimizer's step failed") from None
+        with torch.no_grad():
+            for run, change in zip(self.weights.averaged_runs, total.averaged_runs, strict=True):
+                run.add_(change)
+            self.weights.kept_raw.copy_(total.kept_raw)
+        self.release(total)
+
+    def _join(self, left: Flat, right: Flat) -> Flat:
+        join(left, right)
+        self.release(right)
+        return left

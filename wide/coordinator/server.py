@@ -1,0 +1,365 @@
+"""The coordinator's shell: sockets, clock and tensors around the decisions of state.py. One thread, one selector.
+
+A message becomes an event, the event becomes actions, the actions are carried out here in their order.
+"""
+
+from __future__ import annotations
+
+import hmac
+import math
+import selectors
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from wide.codec.layout import difference
+from wide.coordinator import events
+from wide.coordinator.evaluation import Evaluation
+from wide.coordinator.feed import Feed
+from wide.coordinator.master import Master
+from wide.coordinator.peer import Peer
+from wide.coordinator.record import Record
+from wide.coordinator.snapshots import Snapshots
+from wide.coordinator.state import Pool
+from wide.errors import ConnectionLost, ProtocolError, Refused, TrainingFailed, VersionMismatch, WideError
+from wide.telemetry.log import log
+from wide.transport.connection import Connection
+from wide.transport.tcp import Listener
+from wide.wire import messages as say
+from wide.wire.frames import Destinations
+
+TICK_S = 0.05
+GOODBYE_S = 1.0
+GREETING_S = 10.0  # an unknown caller has this long to say who it is
+EVALUATOR = -1  # its place among the nodes
+HEADER_LIMIT = 1 << 20  # a model of 10,000 tensors describes itself in less
+
+
+@dataclass(frozen=True)
+class Door:
+    """Who may come in, and what they are told."""
+
+    token: str
+    evaluator_token: str
+    seed: int
+    data: str
+    build: str  # of this machine; a node that differs may round differently
+
+
+class Server:
+    """Serves one run from the first node's hello to the last evaluation."""
+
+    def __init__(
+        self,
+        listener: Listener,
+        door: Door,
+        pool: Pool,
+        master: Master,
+        feed: Feed,
+        record: Record,
+        evaluation: Evaluation,
+    ) -> None:
+        self.listener, self.door, self.pool = listener, door, pool
+        self.master, self.feed, self.record, self.evaluation = master, feed, record, evaluation
+        self.snapshots = Snapshots(master.weights)
+        self.stop_reason = ""  # set from outside (a signal) to end the run
+        self.ended: events.EndRun | None = None
+        self.last_trouble = ""  # why the last peer was dropped
+        self._tensors = master.layout.describe()
+        self._all_touched = (1 << len(master.layout.trainable)) - 1
+        self._peers: dict[int, Peer] = {}  # by node
+        self._strangers: set[Peer] = set()
+        self._nodes = 0
+        self._held: list[events.GrantLease] = []
+        self._ticked_at = 0.0
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(listener, selectors.EVENT_READ, None)
+        self._perform: dict[type[events.Action], Callable[..., None]] = {
+            events.GrantLease: self._grant_lease,
+            events.MergeUpdate: lambda action: None,  # done where the update is at hand
+            events.CloseStep: self._close_step,
+            events.RejectUpdate: lambda action: self.record.rejected(action.node, action.reason, action.detail),
+            events.DropNode: lambda action: self._dismiss(self._peers[action.node], TrainingFailed(action.why)),
+            events.EndRun: self._end_run,
+        }
+        self._hear: dict[type[say.Message], Callable[..., None]] = {
+            say.Hello: self._heard_hello,
+            say.Ready: self._heard_ready,
+            say.Update: self._heard_update,
+            say.Failed: self._heard_failed,
+            say.Leaving: self._heard_leaving,
+            say.Evaluated: self._heard_evaluated,
+        }
+
+    def serve(self, watch: Callable[[], str]) -> None:
+        """Until the run is over. `watch` is asked now and then whether there is a reason to give up."""
+        self.master.begin(self.pool.step.batches)
+        while self.ended is None or self.evaluation.is_busy:
+            for key, mask in self._selector.select(TICK_S):
+                if key.data is None:
+                    self._accept()
+                else:
+                    self._serve_peer(key.data, mask)
+            now = time.monotonic()
+            if now - self._ticked_at >= TICK_S:
+                self._tick(now, watch)
+
+    def close(self) -> None:
+        """Say goodbye to everybody, wait a moment until they have heard it, and let go of the sockets."""
+        code = 0 if self.ended is not None and not self.ended.failure else 1
+        for peer in [*self._peers.values(), *self._strangers]:
+            self._part(peer, "the run is over", code)
+        self._selector.unregister(self.listener)
+        self.listener.close()
+        deadline, scratch = time.monotonic() + GOODBYE_S, memoryview(bytearray(1 << 16))
+        while self._selector.get_map() and time.monotonic() < deadline:
+            for key, _ in self._selector.select(TICK_S):
+                try:
+                    key.data.connection.flush()
+                    key.data.connection.stream.receive_into(scratch)
+                except ConnectionLost:
+                    self._selector.unregister(key.fileobj)
+        for peer in [*self._peers.values(), *self._strangers]:
+            peer.connection.close()
+            self.record.node_left(peer.node, "the run is over")
+        self._selector.close()
+
+    # ── time ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _tick(self, now: float, watch: Callable[[], str]) -> None:
+        self._ticked_at = now
+        for peer in [peer for peer in self._strangers if now - peer.connected_at > GREETING_S]:
+            self._dismiss(peer, Refused("you did not say hello in time"))
+        for peer in self._peers.values():
+            peer.count_bytes()
+        if self.stop_reason:
+            self._decide(events.StopRequested(self.stop_reason))
+        elif problem := watch():
+            raise TrainingFailed(problem)
+        self._decide(events.Ticked())
+        self.record.flush(now)
+
+    # ── connections ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _accept(self) -> None:
+        while (caller := self.listener.accept()) is not None:
+            peer = Peer(Connection(caller[0]), caller[1], time.monotonic())
+            self._strangers.add(peer)
+            self._selector.register(peer.connection.stream, selectors.EVENT_READ, peer)
+
+    def _serve_peer(self, peer: Peer, mask: int) -> None:
+        try:
+            if mask & selectors.EVENT_WRITE:
+                peer.connection.flush()
+                self._watch_writing(peer)
+            if mask & selectors.EVENT_READ:
+                for message in peer.connection.receive():
+                    hear = self._hear.get(type(message))
+                    if hear is None or not (peer.node or isinstance(message, say.Hello)):
+                        raise ProtocolError("out of order", f"{type(message).__name__} is not for now")
+                    hear(peer, message)
+        except ConnectionLost as error:
+            self._forget(peer, str(error))
+        except (ProtocolError, Refused, VersionMismatch) as error:
+            self._dismiss(peer, error)
+
+    def _send(self, peer: Peer, message: say.Message, *payload: memoryview) -> None:
+        try:
+            peer.connection.send(message, *payload)
+        except ConnectionLost as error:
+            self._forget(peer, str(error))
+        else:
+            self._watch_writing(peer)
+
+    def _watch_writing(self, peer: Peer) -> None:
+        wants = peer.connection.has_unsent
+        if wants != peer.wants_write:
+            peer.wants_write = wants
+            mask = selectors.EVENT_READ | selectors.EVENT_WRITE if wants else selectors.EVENT_READ
+            self._selector.modify(peer.connection.stream, mask, peer)
+
+    def _dismiss(self, peer: Peer, error: WideError) -> None:
+        """This peer cannot be used: say why, count it, forget it."""
+        if not isinstance(error, TrainingFailed):
+            reason = error.reason if isinstance(error, ProtocolError) else type(error).__name__.lower()
+            self.record.rejected(peer.node or None, reason, f"{peer.address}: {error}")
+        self.last_trouble = str(error)
+        log.info("dropped %s at %s: %s", peer.name or "a caller", peer.address, error)
+        self._part(peer, str(error), error.exit_code)
+        self._forget(peer, str(error))
+
+    def _part(self, peer: Peer, why: str, code: int) -> None:
+        try:
+            peer.connection.send(say.Stop(why, code))
+        except ConnectionLost:
+            log.debug("%r was gone before goodbye", peer)
+
+    def _forget(self, peer: Peer, why: str) -> None:
+        if peer.connection.stream.fileno() < 0:
+            return
+        self._selector.unregister(peer.connection.stream)
+        peer.count_bytes()
+        peer.connection.close()
+        self._strangers.discard(peer)
+        self._peers.pop(peer.node, None)
+        for flat in peer.incoming:
+            self.master.release(flat)
+        if peer.is_evaluator:
+            self.evaluation.lost(why)
+        elif peer.node:
+            self.record.node_left(peer.node, why)
+            log.info("node %d (%s) left: %s", peer.node, peer.name, why)
+            if peer.is_working:
+                self._decide(events.NodeLeft(peer.node, why))
+
+    # ── messages ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _heard_hello(self, peer: Peer, hello: say.Hello) -> None:
+        if peer.node:
+            raise ProtocolError("out of order", "a second hello")
+        peer.is_evaluator = hello.role == "evaluator"
+        expected = self.door.evaluator_token if peer.is_evaluator else self.door.token
+        if not hmac.compare_digest(hello.token.encode(), expected.encode()):
+            raise Refused("wrong token: set WIDE_TOKEN, or --token-file, to the token of `wide serve`")
+        self._nodes += not peer.is_evaluator
+        peer.node, peer.pid = EVALUATOR if peer.is_evaluator else self._nodes, hello.pid
+        peer.name, peer.host = _printable(hello.name), _printable(hello.host)
+        self._strangers.discard(peer)
+        self._peers[peer.node] = peer
+        peer.connection.allow(lambda m, n: self._place_for(peer, m, n), HEADER_LIMIT, self.master.layout.live_nbytes)
+        if not peer.is_evaluator:
+            if hello.build != self.door.build:
+                log.warning(
+                    "node %s runs on %s, this coordinator on %s: bits may differ",
+                    peer.name,
+                    hello.build,
+                    self.door.build,
+                )
+            peer.totals = self.record.node_joined(peer.node, peer.name, peer.host, peer.pid)
+        self._send(peer, say.Welcome(peer.node, self.door.seed, self.door.data))
+
+    def _place_for(self, peer: Peer, message: say.Message, nbytes: int) -> Destinations:
+        if isinstance(message, say.Update) and nbytes == self.master.layout.live_nbytes:
+            peer.incoming.append(self.master.take_buffer())
+            return (peer.incoming[-1].bytes,)
+        if nbytes or isinstance(message, say.Update):
+            raise ProtocolError("wrong payload", f"{type(message).__name__} with {nbytes} bytes of payload")
+        return ()
+
+    def _heard_ready(self, peer: Peer, ready: say.Ready) -> None:
+        if peer.is_working:
+            raise ProtocolError("out of order", "a second ready")
+        if differs := difference(ready.tensors, self._tensors):
+            raise Refused(f"your model is not the pool's: {differs}; use the same job file and library versions")
+        if peer.is_evaluator:
+            self.evaluation.joined(lambda message, *payload: self._send(peer, message, *payload))
+            return
+        peer.has_data = ready.samples == self.feed.schedule.samples
+        if self.door.data == "local" and not peer.has_data:
+            problem = ready.data_problem or f"it has {ready.samples} samples, the pool's {self.feed.schedule.samples}"
+            raise Refused(f"your data set is not the pool's ({problem}); or serve with --data stream")
+        peer.is_working = True
+        log.info("node %d (%s) joined%s", peer.node, peer.name, "" if peer.has_data else ", batches are streamed to it")
+        self._decide(events.NodeJoined(peer.node))
+
+    def _heard_update(self, peer: Peer, update: say.Update) -> None:
+        flat = peer.incoming.popleft()
+        totals = peer.totals
+        if not peer.is_working or totals is None:
+            self.master.release(flat)
+            raise ProtocolError("out of order", "an update before any work")
+        flat.touched = int.from_bytes(update.touched, "little") & self._all_touched
+        totals.compute_s += update.compute_s
+        totals.codec_s += update.codec_s
+        totals.network_s += update.network_s
+        totals.rss_bytes = update.rss_bytes
+        problem = "" if flat.is_finite() else "the gradient is not finite: lower the learning rate or set clip_norm"
+        if len(update.losses) != len(peer.sizes) or not all(map(math.isfinite, update.losses)):
+            problem = "its losses are not one finite number for each batch"
+        actions = self.pool.handle(events.UpdateArrived(peer.node, update.lease, problem), time.monotonic())
+        if actions and isinstance(merge := actions[0], events.MergeUpdate):
+            self.master.add(merge.block, flat)
+            self.record.merged(merge.step, merge.block, peer.node, peer.sizes, update.losses)
+        else:
+            self.master.release(flat)
+        self._do(actions)
+
+    def _heard_failed(self, peer: Peer, failed: say.Failed) -> None:
+        if peer.is_evaluator:
+            raise TrainingFailed(failed.problem, failed.details)
+        if not peer.is_working:  # it could not even build the model or the data
+            raise Refused(failed.problem, failed.details)
+        self._decide(events.WorkFailed(peer.node, failed.lease, failed.batch, failed.problem, failed.details))
+
+    def _heard_leaving(self, peer: Peer, leaving: say.Leaving) -> None:
+        self._forget(peer, leaving.why)
+
+    def _heard_evaluated(self, peer: Peer, evaluated: say.Evaluated) -> None:
+        if not peer.is_evaluator:
+            raise ProtocolError("out of order", "only the evaluator evaluates")
+        self.evaluation.heard(evaluated)
+        if not self.evaluation.is_full:
+            held, self._held = self._held, []
+            self._do([*held])
+
+    # ── actions ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _decide(self, event: events.Event) -> None:
+        self._do(self.pool.handle(event, time.monotonic()))
+
+    def _do(self, actions: list[events.Action]) -> None:
+        for action in actions:
+            self._perform[type(action)](action)
+
+    def _grant_lease(self, grant: events.GrantLease) -> None:
+        peer = self._peers.get(grant.node)
+        if peer is None:
+            return
+        if self.evaluation.is_full:  # every epoch is evaluated, and snapshots do not pile up without end
+            self._held.append(grant)
+            return
+        if not self.record.started_at:
+            self.record.started()
+        step, block, version = self.pool.step, grant.block, self.pool.version
+        if step.number != grant.step:
+            step = self.pool.schedule.step(grant.step)  # held back, and overtaken meanwhile
+        payload: list[memoryview] = []
+        if peer.version != version:
+            everything = self.snapshots.get(version, self._versions_in_flight)
+            payload.append(everything if peer.version < 0 else everything[: self.master.layout.live_nbytes])
+            peer.version = version
+        weights_nbytes = sum(map(len, payload))
+        descriptions = None
+        if peer.has_data:
+            payload.append(self.feed.ids(step, block))
+        else:
+            packed = self.feed.batches(step, block)
+            descriptions = [batch.description for batch in packed]
+            payload += [buffer for batch in packed for buffer in batch.buffers]
+        peer.sizes = self.feed.schedule.sizes(step, block.first, block.end)
+        work = say.Work(
+            grant.lease, version, step.number, block.first, peer.sizes, step.samples, weights_nbytes, descriptions
+        )
+        log.debug("node %d gets lease %d: step %d %s", peer.node, grant.lease, step.number, block)
+        self._send(peer, work, *payload)
+
+    def _versions_in_flight(self) -> set[int]:
+        return {peer.version for peer in self._peers.values() if peer.wants_write}
+
+    def _close_step(self, close: events.CloseStep) -> None:
+        step = self.pool.schedule.step(close.step)
+        self.master.update()
+        self.record.step_closed(step)
+        self.master.begin(self.pool.step.batches)
+        if step.is_last_of_epoch:
+            self.evaluation.ask(step.epoch, step.number + 1, self.master.weights)
+
+    def _end_run(self, end: events.EndRun) -> None:
+        self.ended = end
+        last = self.pool.version - 1
+        if not end.failure and last >= 0 and not self.pool.schedule.step(last).is_last_of_epoch:
+            self.evaluation.ask(self.pool.schedule.step(last).epoch, last + 1, self.master.weights)
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else "?" for c in text)[:64] or "unnamed"

@@ -1,0 +1,1 @@
+"""For people's eyes: now the terminal. Reads numbers; never touches training."""

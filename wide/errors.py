@@ -1,0 +1,76 @@
+"""What can go wrong, whose fault it is and the exit code that says so. Knows nothing else."""
+
+from __future__ import annotations
+
+DONE = 0
+
+
+class WideError(Exception):
+    """A failure that is explained to a person in one line; `details` (a traceback) is for verbose mode only."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, details: str = "") -> None:
+        super().__init__(message)
+        self.details = details
+
+
+class TrainingFailed(WideError):
+    """The job cannot be trained as it is: its code raised, or its numbers are no longer finite."""
+
+
+class UsageError(WideError):
+    """The command, an option or the job file is wrong."""
+
+    exit_code = 2
+
+
+class Unreachable(WideError):
+    """Nobody answers at the coordinator's address, or the coordinator went away."""
+
+    exit_code = 69
+
+
+class TryAgain(WideError):
+    """Not now; the same command may work later."""
+
+    exit_code = 75
+
+
+class VersionMismatch(WideError):
+    """The other side speaks another version of the protocol."""
+
+    exit_code = 76
+
+
+class Refused(WideError):
+    """The coordinator does not want this node: token, model or data differ."""
+
+    exit_code = 77
+
+
+class Interrupted(WideError):
+    """Somebody asked the run to stop (Ctrl-C or SIGTERM)."""
+
+    def __init__(self, message: str, signal_number: int) -> None:
+        super().__init__(message)
+        self.exit_code = 128 + signal_number
+
+
+class ProtocolError(WideError):
+    """The peer sent something that this protocol does not allow. `reason` is one countable word or two."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class ConnectionLost(WideError):
+    """The connection ended: closed by the peer, reset, or timed out."""
+
+    exit_code = 69
+
+
+BY_EXIT_CODE: dict[int, type[WideError]] = {
+    error.exit_code: error for error in (TrainingFailed, UsageError, Unreachable, TryAgain, VersionMismatch, Refused)
+}

@@ -1,0 +1,76 @@
+"""From `file.py` or `file.py:name` to a Job. Runs the user's file as Python would; knows nothing of pools."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import traceback
+from pathlib import Path
+
+from wide.errors import TrainingFailed, UsageError
+from wide.job.definition import Job
+
+_loaded: dict[Path, object] = {}  # so that a process forked from a warm parent need not run the file again
+
+
+def split_spec(spec: str) -> tuple[Path, str]:
+    """`path/file.py:name` in its two parts; the name is `job` unless given."""
+    path, colon, name = spec.rpartition(":")
+    if colon and name.isidentifier():
+        return Path(path), name
+    return Path(spec), "job"
+
+
+def load(spec: str) -> Job:
+    """Import the job's file and return the Job it names, or say in one line why that cannot be done."""
+    path, name = split_spec(spec)
+    if not path.is_file():
+        raise UsageError(f"{path}: no such file; give the Python file that holds your wide.Job")
+    module = _module(path.resolve())
+    job = getattr(module, name, None)
+    if not isinstance(job, Job):
+        others = [key for key, value in vars(module).items() if isinstance(value, Job)]
+        hint = f"; it has {', '.join(others)}: say {path}:{others[0]}" if others else f"; write `{name} = wide.Job(…)`"
+        raise UsageError(f"{path}: there is no wide.Job called {name!r} in it{hint}")
+    return job
+
+
+def _module(path: Path) -> object:
+    if path in _loaded:
+        return _loaded[path]
+    spec = importlib.util.spec_from_file_location(f"wide_job_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{path}: not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # data sets that pickle their items, and dataclasses, look themselves up here
+    sys.path.insert(0, str(path.parent))  # its neighbours can be imported, as with `python file.py`
+    try:
+        spec.loader.exec_module(module)
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UsageError(f"{path}: importing it failed: {describe(error, path)}", traceback.format_exc()) from None
+    _loaded[path] = module
+    return module
+
+
+def describe(error: BaseException, path: Path | None = None) -> str:
+    """`ValueError: bad image (digits.py:42 in load)`: what was raised, and the line of the user's code it came from."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"SyntaxError: {error.msg} ({Path(error.filename).name}:{error.lineno})"
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = str(Path(__file__).parent.parent)
+    users = [f for f in frames if not f.filename.startswith((ours, "<")) and "site-packages" not in f.filename]
+    if path is not None:
+        users = [f for f in users if Path(f.filename) == path] or users
+    text = str(error).strip().split("\n")[0]
+    what = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    if not users:
+        return what
+    return f"{what} ({Path(users[-1].filename).name}:{users[-1].lineno} in {users[-1].name})"
+
+
+def blame(error: Exception, doing: str) -> TrainingFailed:
+    """The user's code raised while we were `doing` something: one line for people, the traceback for verbose."""
+    details = "".join(traceback.format_exception(error))
+    return TrainingFailed(f"{doing}: {describe(error)}", details)

@@ -1,0 +1,49 @@
+"""Calling the user's model and loss, and saying in words what is wrong with what they return."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from wide.errors import TrainingFailed
+from wide.job.definition import Job
+from wide.job.loading import blame
+from wide.job.seeding import seed_everything
+
+
+def build_model(job: Job, seed: int) -> nn.Module:
+    """The job's model; its initial weights follow from the seed."""
+    seed_everything(seed)
+    try:
+        model = job.model()
+    except Exception as error:
+        raise blame(error, "model() failed") from None
+    if not isinstance(model, nn.Module):
+        raise TrainingFailed(f"model() returned {type(model).__name__}, not a torch.nn.Module")
+    return model
+
+
+def batch_to(batch: Any, device: torch.device) -> Any:
+    """The same batch with its tensors on `device`."""
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, dict):
+        return {key: batch_to(value, device) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(batch_to(value, device) for value in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(batch_to(value, device) for value in batch)
+    return batch
+
+
+def check_loss(loss: Any) -> torch.Tensor:
+    """A job's loss must be one number with a gradient; anything else is explained."""
+    if not isinstance(loss, torch.Tensor):
+        raise TrainingFailed(f"loss returned {type(loss).__name__}, not a tensor: return the batch's mean loss")
+    if loss.numel() != 1:
+        raise TrainingFailed(f"loss has shape {tuple(loss.shape)}, not a scalar: return its mean, e.g. loss.mean()")
+    if not loss.requires_grad:
+        raise TrainingFailed("loss does not depend on any trainable parameter: was it detached, or is all frozen?")
+    return loss

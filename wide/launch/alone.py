@@ -1,0 +1,88 @@
+"""`--nodes 0`: the whole training in this one process with a plain loop; the reference for every pool."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable
+
+import torch
+
+from wide.coordinator.master import Master
+from wide.coordinator.record import Record
+from wide.errors import TrainingFailed
+from wide.job.definition import Job
+from wide.job.samples import Samples
+from wide.job.schedule import Schedule, Step
+from wide.node.evaluator import on_copy
+from wide.node.trainer import Assignment, Trainer
+from wide.strategy.tree import Block
+from wide.telemetry.process import rss_bytes
+
+
+class Alone:
+    """A trainer and a master that hand each other gradients and weights, without a network between them."""
+
+    def __init__(self, job: Job, master: Master, samples: Samples, schedule: Schedule, record: Record) -> None:
+        self.job, self.master, self.samples, self.schedule, self.record = job, master, samples, schedule, record
+        self.trainer: Trainer
+        self.stop_reason = ""
+
+    def train(self, steps: int | None, seconds: float | None, device: torch.device) -> str:
+        """Returns why it ended; `stop_reason`, set from a signal handler, is one reason."""
+        self.trainer = Trainer(self.job, self.schedule.seed, device)
+        totals = self.record.node_joined(0, "alone", socket.gethostname(), os.getpid())
+        self.record.started()
+        number = 0
+        while not (why := self._why_end(number, steps, seconds)):
+            step = self.schedule.step(number)
+            if not self._train_step(step):
+                return self.stop_reason
+            number += 1
+            is_end = bool(self._why_end(number, steps, seconds))
+            if self.job.evaluate and (step.is_last_of_epoch or is_end):
+                metrics = on_copy(self.job, self.master.model, self.schedule.seed, step.epoch)
+                self.record.evaluated(step.epoch, step.number + 1, metrics)
+            self.record.flush(time.monotonic())
+        totals.compute_s, totals.rss_bytes = self.record.seconds, rss_bytes()
+        self.record.node_left(0, "the run is over")
+        return why
+
+    def _why_end(self, done: int, steps: int | None, seconds: float | None) -> str:
+        if steps is not None and done >= steps:
+            return f"{done} steps done"
+        if seconds is not None and self.record.seconds >= seconds:
+            return f"{seconds:g} seconds are over"
+        return self.stop_reason
+
+    def _train_step(self, step: Step) -> bool:
+        self.trainer.weights.raw.copy_(self.master.weights.raw)
+        self.trainer.weights_changed()
+        self.master.begin(step.batches)
+        for batch in range(step.batches):
+            if self.stop_reason:
+                return False
+            self._train_batch(step, batch)
+        self.master.update()
+        self.record.step_closed(step)
+        return True
+
+    def _train_batch(self, step: Step, batch: int) -> None:
+        sizes = self.schedule.sizes(step, batch, batch + 1)
+        fetch: Callable[[int], object] = lambda _: self.samples.batch(  # noqa: E731
+            self.schedule.ids(step, batch, batch + 1), self.trainer.seed_of(step.number, batch)
+        )
+        try:
+            update, losses = self.trainer.compute(Assignment(step.number, batch, sizes, step.samples), fetch)
+            if not update.is_finite():
+                raise TrainingFailed("the gradient is not finite: lower the learning rate or set clip_norm")
+        except TrainingFailed as error:
+            raise TrainingFailed(f"step {step.number}, batch {batch}: {error}", error.details) from None
+        block = Block(batch, batch + 1)
+        self.record.merged(step.number, block, 0, sizes, losses)
+        mine = self.master.take_buffer()
+        mine.raw.copy_(update.raw)
+        mine.touched = update.touched
+        self.trainer.release(update)
+        self.master.add(block, mine)

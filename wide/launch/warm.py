@@ -1,0 +1,26 @@
+"""Imported by the forkserver, and only there: what is in memory here is shared by all children that fork from it."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business, from the first moment on
+
+import torch  # noqa: E402
+
+import wide.launch.child  # noqa: E402, F401
+from wide.errors import WideError  # noqa: E402
+from wide.job.loading import load  # noqa: E402
+from wide.launch.processes import JOB_VARIABLE  # noqa: E402
+from wide.telemetry.log import log  # noqa: E402
+
+torch.set_num_threads(1)  # threads do not survive a fork, and neither would a CUDA context
+if (spec := os.environ.pop(JOB_VARIABLE, "")) and torch.version.cuda is None:
+    try:
+        load(spec)  # its imports may take longer than torch's
+    except WideError:
+        log.debug("the job could not be loaded ahead; the children will say why")
+gc.collect()
+gc.freeze()  # the collector would otherwise write to every shared page

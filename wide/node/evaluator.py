@@ -1,0 +1,72 @@
+"""The process that runs the user's evaluate() on copies of the weights. A child of the coordinator."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+
+from wide.codec.layout import Flat, Layout, bind
+from wide.errors import ProtocolError, TrainingFailed
+from wide.job.definition import Job
+from wide.job.loading import blame
+from wide.job.model import build_model
+from wide.job.seeding import mix, seed_everything
+from wide.node.worker import HEADER_LIMIT, PAYLOAD_LIMIT
+from wide.transport.connection import Connection
+from wide.wire import messages as say
+from wide.wire.frames import Destinations
+
+
+def evaluate(job: Job, model: nn.Module, seed: int, epoch: int) -> dict[str, float]:
+    """The user's metrics as plain numbers; the model is theirs to switch to eval() and to use up."""
+    assert job.evaluate is not None
+    seed_everything(mix(seed, epoch, -1))
+    try:
+        metrics = job.evaluate(model.eval())
+        return {str(name): float(value) for name, value in dict(metrics).items()}
+    except Exception as error:
+        raise blame(error, "evaluate() failed (it must return a dict of numbers)") from None
+
+
+class Evaluator:
+    """Waits for weights, answers with metrics."""
+
+    def __init__(self, connection: Connection, job: Job, welcome: say.Welcome) -> None:
+        self._connection, self._job, self._seed = connection, job, welcome.seed
+        self._model = build_model(job, welcome.seed).cpu()
+        layout = Layout(self._model)
+        self._weights = Flat(layout, only_live=False)
+        bind(self._model, self._weights, layout)
+        connection.allow(self._place_for, HEADER_LIMIT, PAYLOAD_LIMIT)
+        connection.send(say.Ready(layout.describe(), None))
+
+    def work(self) -> None:
+        while not isinstance(message := self._connection.wait(), say.Stop):
+            if isinstance(message, say.Evaluate):
+                self._answer(message)
+
+    def _answer(self, request: say.Evaluate) -> None:
+        try:
+            metrics = evaluate(self._job, copy.deepcopy(self._model), self._seed, request.epoch)
+        except TrainingFailed as error:
+            self._connection.send(say.Failed(0, -1, str(error), error.details))
+        else:
+            self._connection.send(say.Evaluated(request.epoch, request.step, metrics))
+
+    def _place_for(self, message: say.Message, nbytes: int) -> Destinations:
+        if nbytes not in (0, self._weights.raw.numel()):
+            raise ProtocolError("wrong payload", f"{nbytes} bytes of weights")
+        return (self._weights.bytes,) if nbytes else ()
+
+
+def on_copy(job: Job, model: nn.Module, seed: int, epoch: int) -> dict[str, float]:
+    """For a run without processes: evaluate a copy, and leave torch's threads as they are."""
+    threads = torch.get_num_threads()
+    clone: Any = copy.deepcopy(model)
+    try:
+        return evaluate(job, clone, seed, epoch)
+    finally:
+        torch.set_num_threads(threads)

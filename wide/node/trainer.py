@@ -1,0 +1,164 @@
+"""The user's model at work: from batches to a gradient sum. Never sees the network.
+
+One lease is one block of the step's tree: each batch's weighted gradient is a leaf, summed in tree order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch.autograd import Variable
+
+from wide.codec.layout import Flat, Layout, bind, join
+from wide.errors import TrainingFailed, WideError
+from wide.job.definition import Job
+from wide.job.loading import blame
+from wide.job.model import batch_to, build_model, check_loss
+from wide.job.seeding import mix, seed_everything
+from wide.strategy.tree import Block, TreeSum
+
+
+class Assignment(NamedTuple):
+    """Batches first… of a step; `sizes` are their sample counts, `step_samples` the whole step's."""
+
+    step: int
+    first: int
+    sizes: list[int]
+    step_samples: int
+
+
+class Trainer:
+    """A model bound to a flat buffer, and the loop over a lease's batches."""
+
+    def __init__(self, job: Job, seed: int, device: torch.device) -> None:
+        self.job = job
+        self.seed = seed
+        self.device = device
+        self.model = build_model(job, seed).to(device).train()
+        self.layout = Layout(self.model)
+        self.weights = Flat(self.layout, only_live=False)  # where versions arrive, in host memory
+        self._bound = self.weights if device.type == "cpu" else Flat(self.layout, only_live=False, device=device)
+        bind(self.model, self._bound, self.layout)
+        by_name = dict(self.model.named_parameters())
+        self._parameters = [by_name[slot.name] for slot in self.layout.trainable]
+        self._all_touched = (1 << len(self._parameters)) - 1
+        self._version = Flat(self.layout, only_live=True, device=device)  # its buffers: each batch starts from them
+        self._homes = [
+            (module._buffers, name, buffer)
+            for module in self.model.modules()
+            for name, buffer in module._buffers.items()
+            if buffer is not None
+        ]
+        self._spare: list[Flat] = []
+        self._seeds: dict[tuple[float, torch.dtype, torch.Size], torch.Tensor] = {}  # a handful: two per epoch's end
+        self._is_on_cpu = device.type == "cpu"
+        self._on_host = Flat(self.layout, only_live=True) if device.type != "cpu" else None
+        self.batch = -1  # which batch of the step is being computed: for messages about failures
+
+    def weights_changed(self) -> None:
+        """A new version has been written into `weights`."""
+        if self._bound is not self.weights:
+            self._bound.raw.copy_(self.weights.raw)
+        if self._homes:
+            self._version.buffers_raw.copy_(self._bound.buffers_raw)
+
+    def seed_of(self, step: int, batch: int) -> int:
+        return mix(self.seed, step, batch)
+
+    def compute(self, work: Assignment, batch_at: Callable[[int], Any]) -> tuple[Flat, list[float]]:
+        """The block's gradient sum, in host memory (give it back with `release`), and the loss of each batch."""
+        total: TreeSum[Flat] = TreeSum(Block(work.first, work.first + len(work.sizes)), self._join)
+        losses = []
+        for i, samples in enumerate(work.sizes):
+            self.batch = work.first + i
+            try:
+                leaf, loss = self._leaf(batch_at(i), self.seed_of(work.step, self.batch), samples / work.step_samples)
+            except WideError:
+                raise
+            except Exception as error:
+                raise blame(error, "computing the loss and its gradient failed") from None
+            total.add(Block(self.batch, self.batch + 1), leaf)
+            losses.append(loss)
+        return self._to_host(total.take()), losses
+
+    def release(self, flat: Flat) -> None:
+        if flat is not self._on_host:
+            self._spare.append(flat)
+
+    def _join(self, left: Flat, right: Flat) -> Flat:
+        join(left, right)
+        self.release(right)
+        return left
+
+    def _to_host(self, flat: Flat) -> Flat:
+        if self._on_host is None:
+            return flat
+        self._on_host.raw.copy_(flat.raw)
+        self._on_host.touched = flat.touched
+        self.release(flat)
+        return self._on_host
+
+    def _leaf(self, batch: Any, seed: int, weight: float) -> tuple[Flat, float]:
+        if not self._is_on_cpu:
+            batch = batch_to(batch, self.device)
+        self._restore_buffers()
+        for parameter in self._parameters:
+            parameter.grad = None
+        seed_everything(seed, None if self._is_on_cpu else self.device)
+        loss = check_loss(self.job.loss(self.model, batch))
+        self._backward(loss, weight)
+        value = loss.item()
+        if not math.isfinite(value):
+            raise TrainingFailed(f"the loss is {value}: lower the learning rate, set clip_norm, or check this batch")
+        leaf = self._spare.pop() if self._spare else Flat(self.layout, only_live=True, device=self.device)
+        self._gather_gradients(leaf)
+        if self._homes:
+            self._gather_buffers(leaf, weight)
+        return leaf, value
+
+    def _backward(self, loss: torch.Tensor, weight: float) -> None:
+        """(loss * weight).backward(), bit for bit: the gradient that enters the graph at `loss` is 1 * weight.
+
+        torch.autograd.backward spends some 40 µs in Python before it calls the engine as we do here, and the product
+        another 20: together a fifth of a small model's batch (docs/findings.md).
+        """
+        seed = self._seeds.get((weight, loss.dtype, loss.shape))
+        if seed is None:
+            seed = self._seeds[weight, loss.dtype, loss.shape] = torch.full_like(loss, weight, requires_grad=False)
+        Variable._execution_engine.run_backward((loss,), (seed,), False, False, (), allow_unreachable=True, accumulate_grad=True)
+
+    def _gather_gradients(self, leaf: Flat) -> None:
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        if len(gradients) == len(self._parameters):
+            torch._foreach_copy_(leaf.trainable, gradients)
+            leaf.touched = self._all_touched
+            return
+        leaf.touched = 0
+        for i, (view, parameter) in enumerate(zip(leaf.trainable, self._parameters, strict=True)):
+            if parameter.grad is None:  # unused in this batch
+                view.zero_()
+            else:
+                view.copy_(parameter.grad)
+                leaf.touched |= 1 << i
+
+    def _restore_buffers(self) -> None:
+        for home, name, view in self._homes:
+            home[name] = view
+        if self._homes:
+            self._bound.buffers_raw.copy_(self._version.buffers_raw)
+
+    def _gather_buffers(self, leaf: Flat, weight: float) -> None:
+        """What this batch changed in the buffers. A buffer that did not change adds exactly nothing, -inf included."""
+        with torch.no_grad():
+            for home, name, view in self._homes:
+                now = home[name]
+                if now is not view and now is not None:  # the model put another tensor in its place
+                    view.copy_(now)
+            runs = zip(self._bound.averaged_runs, self._version.averaged_runs, leaf.averaged_runs, strict=True)
+            for after, before, change in runs:
+                torch.sub(after, before, out=change)
+                change.masked_fill_(after == before, 0).mul_(weight)
+            leaf.kept_raw.copy_(self._bound.kept_raw)

@@ -1,0 +1,61 @@
+"""Synchronous training: how one step's batches are cut into leases. Knows blocks; knows nothing of nodes or time."""
+
+from __future__ import annotations
+
+import math
+
+from wide.strategy.tree import Block, aligned_blocks, halves
+
+
+class OpenStep:
+    """Which batches of a step are free, and which are still missing. A buddy allocator over the tree's blocks."""
+
+    def __init__(self, batches: int) -> None:
+        self.batches = batches
+        self.missing = batches  # not merged yet
+        self.free = batches  # not leased, or given back
+        self._free = aligned_blocks(batches)
+        self._out: set[Block] = set()
+
+    @property
+    def is_complete(self) -> bool:
+        return self.missing == 0
+
+    def is_out(self, block: Block) -> bool:
+        """Has this block been leased and not been merged yet?"""
+        return block in self._out
+
+    def cut(self, most: int) -> Block:
+        """Take the first free block of at most `most` batches, a power of two; call only when some are `free`."""
+        fitting = next((i for i, block in enumerate(self._free) if block.size >= most), None)
+        at = fitting if fitting is not None else max(range(len(self._free)), key=lambda i: self._free[i].size)
+        block = self._free.pop(at)
+        while block.size > most:
+            block, rest = halves(block)
+            self._free.insert(at, rest)
+        self._out.add(block)
+        self.free -= block.size
+        return block
+
+    def give_back(self, block: Block) -> None:
+        """Nobody computes this block any more: it is free again."""
+        self._out.remove(block)
+        self.free += block.size
+        self._free.append(block)
+        self._free.sort()
+
+    def accept(self, block: Block) -> None:
+        """The block's sum is in. Its first result counts; whoever else still computes it comes too late."""
+        self._out.remove(block)
+        self.missing -= block.size
+
+
+def lease_size(missing: int, share: float, free: int, takers: int) -> int:
+    """How many batches to lease: a node's share, by speed, of what is missing. So leases shrink as a step ends.
+
+    A power of two, the nearer one, since a measured share of 3.9 batches means 4; but never so many that another idle
+    node would find nothing left.
+    """
+    fair = missing * share
+    most = math.ceil(free / takers)
+    return 1 << min(round(math.log2(fair)) if fair > 1 else 0, most.bit_length() - 1)

@@ -1,0 +1,75 @@
+"""The fixed binary tree over a step's batches, and sums over it. Knows integers; what is summed is the caller's.
+
+    sum(first, end) = sum(first, mid) + sum(mid, end), mid - first the largest power of two below end - first
+
+Every aligned power-of-two block is a subtree. So whoever computes whichever block, in whatever order the blocks
+arrive, the same additions are done on the same operands, and floating-point rounding cannot tell the difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Generic, NamedTuple, TypeVar
+
+Value = TypeVar("Value")
+
+
+class Block(NamedTuple):
+    """The batches first…end-1."""
+
+    first: int
+    end: int
+
+    @property
+    def size(self) -> int:
+        return self.end - self.first
+
+
+def halves(block: Block) -> tuple[Block, Block]:
+    mid = block.first + (1 << ((block.size - 1).bit_length() - 1))
+    return Block(block.first, mid), Block(mid, block.end)
+
+
+@lru_cache(maxsize=65536)
+def kin(block: Block, root: Block) -> tuple[Block, Block]:
+    """(parent, sibling) of a block in the tree below `root`."""
+    parent = root
+    while True:
+        left, right = halves(parent)
+        if block in (left, right):
+            return parent, right if block == left else left
+        parent = left if block.first < left.end else right
+
+
+def aligned_blocks(total: int) -> list[Block]:
+    """The largest subtrees that are aligned powers of two: 13 → 0…7, 8…11, 12."""
+    blocks, first = [], 0
+    while first < total:
+        size = 1 << ((total - first).bit_length() - 1)
+        blocks.append(Block(first, first + size))
+        first += size
+    return blocks
+
+
+class TreeSum(Generic[Value]):
+    """Adds up what belongs to the blocks below `root`. `join(left, right)` may reuse and must return one of them."""
+
+    def __init__(self, root: Block, join: Callable[[Value, Value], Value]) -> None:
+        self.root = root
+        self._join = join
+        self._waiting: dict[Block, Value] = {}
+
+    def add(self, block: Block, value: Value) -> None:
+        while block != self.root:
+            parent, sibling = kin(block, self.root)
+            if sibling not in self._waiting:
+                break
+            other = self._waiting.pop(sibling)
+            value = self._join(value, other) if block < sibling else self._join(other, value)
+            block = parent
+        self._waiting[block] = value
+
+    def take(self) -> Value:
+        """The sum over the whole root; only when everything has been added."""
+        return self._waiting.pop(self.root)

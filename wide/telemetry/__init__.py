@@ -1,0 +1,1 @@
+"""Numbers and words about a run, on their way to people."""

@@ -1,0 +1,50 @@
+"""Three tiers of log: silent, normal, verbose. On stderr as text, in the run's folder as JSON lines.
+
+Silent and normal cost nothing on the way of a gradient: whatever happens once a lease is logged at DEBUG only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+log = logging.getLogger("wide")
+log.addHandler(logging.NullHandler())
+log.propagate = False
+
+LEVELS = {"silent": logging.ERROR, "normal": logging.INFO, "verbose": logging.DEBUG}
+
+
+class _JsonLines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        fields = {"at": record.created, "level": record.levelname.lower(), "text": record.getMessage()}
+        return msgspec.json.encode(fields | getattr(record, "fields", {})).decode()
+
+
+@contextlib.contextmanager
+def logging_to(tier: str, file: Path | None = None) -> Iterator[None]:
+    """Log to stderr, and to `file`, while the block runs."""
+    level = LEVELS[tier]
+    words = logging.StreamHandler(sys.stderr)
+    words.setLevel(level)
+    words.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+    handlers: list[logging.Handler] = [words]
+    if file is not None:
+        lines = logging.FileHandler(file, encoding="utf-8")
+        lines.setFormatter(_JsonLines())
+        handlers.append(lines)
+    log.setLevel(min(level, logging.INFO))
+    for handler in handlers:
+        log.addHandler(handler)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            log.removeHandler(handler)
+        if file is not None:
+            handlers[1].close()

@@ -1,0 +1,84 @@
+"""Frames over a stream: the pump between bytes and messages. Knows streams and the wire; knows no tensors.
+
+The same pump serves blocking streams (a node waits for its work) and non-blocking ones (the coordinator never waits).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
+
+from wide.wire.frames import Reader, Sink, encode, no_payload
+from wide.wire.messages import Message
+
+
+class Stream(Protocol):
+    """What a connection needs from a network."""
+
+    def fileno(self) -> int: ...
+    def has_input(self) -> bool: ...
+    def receive_into(self, view: memoryview) -> int: ...
+    def send(self, buffers: Sequence[bytes | memoryview]) -> int: ...
+    def close(self) -> None: ...
+
+
+class Connection:
+    """Sends and receives messages; counts bytes."""
+
+    def __init__(self, stream: Stream, sink: Sink = no_payload) -> None:
+        self.stream = stream
+        self.reader = Reader(sink)
+        self.bytes_sent = 0
+        self.bytes_received = 0
+        self._outbox: deque[bytes | memoryview] = deque()
+        self._inbox: deque[Message] = deque()
+
+    def allow(self, sink: Sink, header_limit: int, payload_limit: int) -> None:
+        """From now on the peer is known, and payloads may come."""
+        self.reader.sink = sink
+        self.reader.header_limit = header_limit
+        self.reader.payload_limit = payload_limit
+
+    def send(self, message: Message, *payload: memoryview) -> None:
+        """Send now what the network takes; `flush` sends the rest. Buffers must not change until then."""
+        self._outbox.append(encode(message, sum(map(len, payload))))
+        self._outbox.extend(payload)
+        if len(self._outbox) == 1 + len(payload):  # nothing older waits: most often one call sends it all
+            self.flush()
+
+    def flush(self) -> None:
+        while self._outbox:
+            sent = self.stream.send(tuple(self._outbox))
+            if sent == 0:
+                return
+            self.bytes_sent += sent
+            while self._outbox and sent >= len(self._outbox[0]):
+                sent -= len(self._outbox.popleft())
+            if sent:
+                self._outbox[0] = memoryview(self._outbox[0])[sent:]
+
+    @property
+    def has_unsent(self) -> bool:
+        return bool(self._outbox)
+
+    def receive(self) -> list[Message]:
+        """One read; the messages that it completed."""
+        nbytes = self.stream.receive_into(self.reader.space())
+        if nbytes == 0:
+            return []
+        self.bytes_received += nbytes
+        return self.reader.fed(nbytes)
+
+    def wait(self) -> Message:
+        """The next message, on a blocking stream."""
+        while not self._inbox:
+            self._inbox.extend(self.receive())
+        return self._inbox.popleft()
+
+    def has_input(self) -> bool:
+        """Would `wait` return, or at least read something, at once?"""
+        return bool(self._inbox) or self.stream.has_input()
+
+    def close(self) -> None:
+        self.stream.close()

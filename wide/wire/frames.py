@@ -1,0 +1,141 @@
+"""Frames: messages to buffers and back. Knows struct layouts; knows nothing of sockets, tensors or time.
+
+    magic "WIDE" · protocol u8 · type u8 · flags u16 · header length u32 · payload length u64 · checksum u32
+    header: the message as MessagePack · payload: raw bytes, never looked at here
+
+All numbers are little-endian. The checksum covers the header; the payload is left to TCP's and TLS's own. Every
+length is held against a limit before a byte is allocated for it.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from wide.errors import ProtocolError, VersionMismatch
+from wide.wire.messages import CODES, PROTOCOL, TYPES, Message
+
+MAGIC = b"WIDE"
+FIXED = struct.Struct("<4sBBHIQI")
+SCRATCH_NBYTES = 64 * 1024  # a small frame, payload included, arrives whole in one read
+
+Destinations = Sequence[memoryview]
+Sink = Callable[[Message, int], Destinations]
+
+_encode = msgspec.msgpack.Encoder().encode
+_decoders = {code: msgspec.msgpack.Decoder(kind).decode for code, kind in TYPES.items()}
+
+
+def encode(message: Message, payload_nbytes: int = 0) -> bytes:
+    """The two headers of a frame; the sender puts the payload's own buffers behind them."""
+    header = _encode(message)
+    code = CODES[type(message)]
+    return FIXED.pack(MAGIC, PROTOCOL, code, 0, len(header), payload_nbytes, zlib.crc32(header)) + header
+
+
+def no_payload(message: Message, payload_nbytes: int) -> Destinations:
+    """A sink for conversations in which no message may carry a payload."""
+    if payload_nbytes:
+        raise ProtocolError("unexpected payload", f"{type(message).__name__} must not carry a payload")
+    return ()
+
+
+class Reader:
+    """Bytes in, messages out. Ask `space()` where the next bytes should go, then tell `fed(n)` how many came.
+
+    `sink(message, payload_nbytes)` is asked where a payload should go: it checks what is expected and returns
+    buffers of that total length, so that large payloads are read straight into the tensor that will be used.
+    """
+
+    def __init__(self, sink: Sink, header_limit: int = 4096, payload_limit: int = 0) -> None:
+        self.sink = sink
+        self.header_limit = header_limit
+        self.payload_limit = payload_limit
+        self._scratch = memoryview(bytearray(SCRATCH_NBYTES))
+        self._start = 0  # unread bytes are scratch[start:end]
+        self._end = 0
+        self._message: Message | None = None
+        self._rest: list[memoryview] = []  # what the current payload has yet to fill
+
+    def space(self) -> memoryview:
+        return self._rest[0] if self._rest else self._scratch[self._end :]
+
+    def fed(self, nbytes: int) -> list[Message]:
+        """Take note of `nbytes` written into `space()`; return the messages that are now complete."""
+        if self._rest:
+            self._filled(nbytes)
+        else:
+            self._end += nbytes
+        done: list[Message] = []
+        while self._end > self._start or (self._message is not None and not self._rest):
+            message = self._next()
+            if message is None:
+                return done
+            done.append(message)
+        self._start = self._end = 0
+        return done
+
+    def _next(self) -> Message | None:
+        if self._message is None:
+            self._message = self._read_headers()
+        while self._rest and self._end > self._start:
+            take = min(len(self._rest[0]), self._end - self._start)
+            self._rest[0][:take] = self._scratch[self._start : self._start + take]
+            self._start += take
+            self._filled(take)
+        if self._message is None or self._rest:
+            return None
+        message, self._message = self._message, None
+        return message
+
+    def _filled(self, nbytes: int) -> None:
+        self._rest[0] = self._rest[0][nbytes:]
+        if not self._rest[0]:
+            del self._rest[0]
+
+    def _read_headers(self) -> Message | None:
+        available = self._end - self._start
+        if available < FIXED.size:
+            self._make_room(FIXED.size)
+            return None
+        magic, protocol, code, _, header_nbytes, payload_nbytes, checksum = FIXED.unpack_from(
+            self._scratch, self._start
+        )
+        self._check(magic, protocol, code, header_nbytes, payload_nbytes)
+        whole = FIXED.size + header_nbytes
+        if available < whole:
+            self._make_room(whole)
+            return None
+        header = self._scratch[self._start + FIXED.size : self._start + whole]
+        if zlib.crc32(header) != checksum:
+            raise ProtocolError("bad checksum", "a frame's header does not match its checksum")
+        try:
+            message: Message = _decoders[code](header)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise ProtocolError("bad header", f"{TYPES[code].__name__} cannot be read: {error}") from None
+        self._start += whole
+        self._rest = [view for view in self.sink(message, payload_nbytes) if len(view)]
+        return message
+
+    def _check(self, magic: bytes, protocol: int, code: int, header_nbytes: int, payload_nbytes: int) -> None:
+        if magic != MAGIC:
+            raise ProtocolError("not wide", f"the peer does not speak this protocol (it began with {magic!r})")
+        if protocol != PROTOCOL:
+            raise VersionMismatch(f"the peer speaks protocol {protocol}, this side {PROTOCOL}: update the older one")
+        if code not in TYPES:
+            raise ProtocolError("unknown type", f"message type {code} does not exist")
+        if header_nbytes > self.header_limit:
+            raise ProtocolError("header too long", f"a header of {header_nbytes} bytes, allowed {self.header_limit}")
+        if payload_nbytes > self.payload_limit:
+            raise ProtocolError("payload too long", f"{payload_nbytes} bytes of payload, allowed {self.payload_limit}")
+
+    def _make_room(self, whole_nbytes: int) -> None:
+        """Move the unread bytes to the front, of a larger scratch if the header itself needs one."""
+        unread = bytes(self._scratch[self._start : self._end])
+        if whole_nbytes > len(self._scratch):
+            self._scratch = memoryview(bytearray(whole_nbytes))
+        self._scratch[: len(unread)] = unread
+        self._start, self._end = 0, len(unread)
