@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
@@ -80,8 +81,8 @@ class Flat:
         self.averaged = [_view(self.raw, slot) for slot in layout.averaged]
         self.kept = [_view(self.raw, slot) for slot in layout.kept]
         self.frozen = [] if only_live else [_view(self.raw, slot) for slot in layout.frozen]
-        self.sums = _runs(self.raw, [*layout.trainable, *layout.averaged])  # everything that is added up
-        self.gradient_runs = _runs(self.raw, layout.trainable)
+        self.sums = [_lean(run) for run in _runs(self.raw, [*layout.trainable, *layout.averaged])]  # all that is added
+        self.gradient_runs = [_lean(run) for run in _runs(self.raw, layout.trainable)]
         self.averaged_runs = _runs(self.raw, layout.averaged)
         self.buffers_raw = self.raw[layout.buffers_start : layout.live_nbytes]
         self.kept_raw = self.raw[layout.kept_start : layout.live_nbytes]
@@ -89,14 +90,17 @@ class Flat:
         self.bytes = self.raw.numpy().data if self.raw.device.type == "cpu" else memoryview(b"")
 
     def is_finite(self) -> bool:
-        """No NaN and no Inf among the gradients; a norm that overflows counts as Inf."""
-        return all(math.isfinite(torch.linalg.vector_norm(run).item()) for run in self.gradient_runs)
+        """No NaN and no Inf among the gradients; a sum of squares that overflows counts as Inf."""
+        return all(
+            math.isfinite(run @ run) if isinstance(run, np.ndarray) else bool(torch.isfinite(run).all())
+            for run in self.gradient_runs
+        )
 
 
 def join(left: Flat, right: Flat) -> None:
     """left += right; of what cannot be averaged (counters, flags) the earlier batch's stays."""
     for a, b in zip(left.sums, right.sums, strict=True):
-        a.add_(b)
+        a += b
     left.touched |= right.touched
 
 
@@ -149,6 +153,12 @@ def _dense_stride(tensor: torch.Tensor) -> tuple[int, ...]:
 def _view(raw: torch.Tensor, slot: Slot) -> torch.Tensor:
     run = raw[slot.offset : slot.offset + slot.nbytes].view(slot.dtype)
     return torch.as_strided(run, slot.shape, slot.stride, run.storage_offset())
+
+
+def _lean(run: torch.Tensor) -> Any:
+    """numpy adds the same bits as torch, and starts in a tenth of the time, which counts when models are small."""
+    is_plain = run.device.type == "cpu" and run.dtype in (torch.float32, torch.float64)
+    return run.numpy() if is_plain else run
 
 
 def _runs(raw: torch.Tensor, slots: list[Slot]) -> list[torch.Tensor]:

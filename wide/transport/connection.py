@@ -42,10 +42,18 @@ class Connection:
 
     def send(self, message: Message, *payload: memoryview) -> None:
         """Send now what the network takes; `flush` sends the rest. Buffers must not change until then."""
-        self._outbox.append(encode(message, sum(map(len, payload))))
-        self._outbox.extend(payload)
-        if len(self._outbox) == 1 + len(payload):  # nothing older waits: most often one call sends it all
-            self.flush()
+        payload_nbytes = sum(map(len, payload))
+        head = encode(message, payload_nbytes)
+        if not self._outbox:
+            sent = self.stream.send((head, *payload))
+            self.bytes_sent += sent
+            if sent == len(head) + payload_nbytes:
+                return
+            self._outbox.extend((head, *payload))
+            self._took(sent)
+        else:
+            self._outbox.extend((head, *payload))
+        self.flush()
 
     def flush(self) -> None:
         while self._outbox:
@@ -53,10 +61,13 @@ class Connection:
             if sent == 0:
                 return
             self.bytes_sent += sent
-            while self._outbox and sent >= len(self._outbox[0]):
-                sent -= len(self._outbox.popleft())
-            if sent:
-                self._outbox[0] = memoryview(self._outbox[0])[sent:]
+            self._took(sent)
+
+    def _took(self, nbytes: int) -> None:
+        while self._outbox and nbytes >= len(self._outbox[0]):
+            nbytes -= len(self._outbox.popleft())
+        if nbytes:
+            self._outbox[0] = memoryview(self._outbox[0])[nbytes:]
 
     @property
     def has_unsent(self) -> bool:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 import msgspec
 
@@ -65,46 +66,47 @@ class Reader:
 
     def fed(self, nbytes: int) -> list[Message]:
         """Take note of `nbytes` written into `space()`; return the messages that are now complete."""
+        done: list[Message] = []
         if self._rest:
             self._filled(nbytes)
         else:
             self._end += nbytes
-        done: list[Message] = []
-        while self._end > self._start or (self._message is not None and not self._rest):
-            message = self._next()
-            if message is None:
+        while True:
+            if self._message is None:
+                self._message = self._read_headers()
+                if self._message is None:
+                    return done
+            while self._rest and self._end > self._start:
+                take = min(len(self._rest[0]), self._end - self._start)
+                self._rest[0][:take] = self._scratch[self._start : self._start + take]
+                self._start += take
+                self._filled(take)
+            if self._rest:
                 return done
-            done.append(message)
-        self._start = self._end = 0
-        return done
-
-    def _next(self) -> Message | None:
-        if self._message is None:
-            self._message = self._read_headers()
-        while self._rest and self._end > self._start:
-            take = min(len(self._rest[0]), self._end - self._start)
-            self._rest[0][:take] = self._scratch[self._start : self._start + take]
-            self._start += take
-            self._filled(take)
-        if self._message is None or self._rest:
-            return None
-        message, self._message = self._message, None
-        return message
+            done.append(self._message)
+            self._message = None
 
     def _filled(self, nbytes: int) -> None:
-        self._rest[0] = self._rest[0][nbytes:]
-        if not self._rest[0]:
+        if nbytes == len(self._rest[0]):
             del self._rest[0]
+        else:
+            self._rest[0] = self._rest[0][nbytes:]
 
     def _read_headers(self) -> Message | None:
         available = self._end - self._start
         if available < FIXED.size:
             self._make_room(FIXED.size)
             return None
-        magic, protocol, code, _, header_nbytes, payload_nbytes, checksum = FIXED.unpack_from(
-            self._scratch, self._start
-        )
-        self._check(magic, protocol, code, header_nbytes, payload_nbytes)
+        fixed = FIXED.unpack_from(self._scratch, self._start)
+        magic, protocol, code, _, header_nbytes, payload_nbytes, checksum = fixed
+        if not (
+            magic == MAGIC
+            and protocol == PROTOCOL
+            and code in TYPES
+            and header_nbytes <= self.header_limit
+            and payload_nbytes <= self.payload_limit
+        ):
+            self._refuse(magic, protocol, code, header_nbytes, payload_nbytes)
         whole = FIXED.size + header_nbytes
         if available < whole:
             self._make_room(whole)
@@ -120,7 +122,7 @@ class Reader:
         self._rest = [view for view in self.sink(message, payload_nbytes) if len(view)]
         return message
 
-    def _check(self, magic: bytes, protocol: int, code: int, header_nbytes: int, payload_nbytes: int) -> None:
+    def _refuse(self, magic: bytes, protocol: int, code: int, header_nbytes: int, payload_nbytes: int) -> NoReturn:
         if magic != MAGIC:
             raise ProtocolError("not wide", f"the peer does not speak this protocol (it began with {magic!r})")
         if protocol != PROTOCOL:
@@ -129,11 +131,13 @@ class Reader:
             raise ProtocolError("unknown type", f"message type {code} does not exist")
         if header_nbytes > self.header_limit:
             raise ProtocolError("header too long", f"a header of {header_nbytes} bytes, allowed {self.header_limit}")
-        if payload_nbytes > self.payload_limit:
-            raise ProtocolError("payload too long", f"{payload_nbytes} bytes of payload, allowed {self.payload_limit}")
+        raise ProtocolError("payload too long", f"{payload_nbytes} bytes of payload, allowed {self.payload_limit}")
 
     def _make_room(self, whole_nbytes: int) -> None:
         """Move the unread bytes to the front, of a larger scratch if the header itself needs one."""
+        if self._start == self._end:
+            self._start = self._end = 0
+            return
         unread = bytes(self._scratch[self._start : self._end])
         if whole_nbytes > len(self._scratch):
             self._scratch = memoryview(bytearray(whole_nbytes))
