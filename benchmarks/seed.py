@@ -6,7 +6,6 @@ import json
 import multiprocessing
 import os
 import sqlite3
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -14,37 +13,40 @@ import time
 from collections.abc import Callable
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import psutil
 
 NODES = 10
 CEILING_S = 2.0
-POOL_S = 4.0
+POOL_S = 5.0
 JOB = Path(__file__).with_name("seed_job.py")
 
 
 def run(repeats: int, say: Callable[[str], None]) -> dict[str, Any]:
-    """Ceiling, pool with an update per 10, pool with an update per 40; again and again; medians of the ratios."""
+    """Ceiling, pool with an update per 10, ceiling, pool with an update per 40, and again; medians of the ratios."""
     rounds = []
+    top = ceiling()
     for i in range(repeats):
-        before = ceiling()
         ten = pool("ten")
+        middle = ceiling()
         forty = pool("forty")
-        top = (before + ceiling()) / 2
-        rounds.append((top, ten, forty))
+        before, top = top, ceiling()
+        ten["ratio"] = 2 * ten["batches_per_s"] / (before + middle)
+        forty["ratio"] = 2 * forty["batches_per_s"] / (middle + top)
+        rounds.append((middle, ten, forty))
         say(
-            f"round {i + 1}: ceiling {top:6.0f} batches/s · pool {ten['batches_per_s']:6.0f}, ratio "
-            f"{ten['batches_per_s'] / top:.2f} · an update per 40: {forty['batches_per_s']:6.0f}, ratio "
-            f"{forty['batches_per_s'] / top:.2f} · {ten['pss_mb']:.0f} MB · first update {ten['first_update_s']:.2f} s · "
+            f"round {i + 1}: ceiling {middle:5.0f} batches/s · an update per 10: {ten['batches_per_s']:5.0f}, "
+            f"ratio {ten['ratio']:.2f} · per 40: {forty['batches_per_s']:5.0f}, ratio {forty['ratio']:.2f} · "
+            f"{ten['pss_mb']:.0f} MB · first update after {ten['first_update_s']:.2f} s · "
             f"loss {ten['loss_first']:.3f} → {ten['loss_last']:.3f}"
         )
-    median = lambda values: statistics.median(list(values))  # noqa: E731
     return {
-        "ceiling_batches_per_s": median(top for top, _, _ in rounds),
+        "ceiling_batches_per_s": median(middle for middle, _, _ in rounds),
         "pool_batches_per_s": median(ten["batches_per_s"] for _, ten, _ in rounds),
-        "ratio": median(ten["batches_per_s"] / top for top, ten, _ in rounds),
-        "ratio_40": median(forty["batches_per_s"] / top for top, _, forty in rounds),
+        "ratio": median(ten["ratio"] for _, ten, _ in rounds),
+        "ratio_40": median(forty["ratio"] for _, _, forty in rounds),
         "pss_mb": max(ten["pss_mb"] for _, ten, _ in rounds),
         "first_update_s": median(ten["first_update_s"] for _, ten, _ in rounds),
         "loss_first": rounds[-1][1]["loss_first"],
@@ -53,7 +55,7 @@ def run(repeats: int, say: Callable[[str], None]) -> dict[str, Any]:
 
 
 def ceiling() -> float:
-    """Batches per second of ten processes that compute and never talk: a plain PyTorch loop over ready-made batches."""
+    """Batches per second of ten processes that draw batches, compute and never talk: a plain PyTorch loop."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "benchmarks.seed_job"])
     barrier, counts = context.Barrier(NODES), context.SimpleQueue()
@@ -75,13 +77,13 @@ def _compute(barrier: Barrier, counts: multiprocessing.SimpleQueue[float]) -> No
     torch.set_num_threads(1)
     model, loss = seed_job.model(), nn.CrossEntropyLoss()
     points, labels = seed_job.labelled_points().tensors
-    batches = [(points[i : i + 32], labels[i : i + 32]) for i in range(0, len(points) - 32, 32)]
+    batches = torch.split(torch.randperm(len(points)), 32)
     barrier.wait()
     done, start = 0, time.perf_counter()
     while time.perf_counter() - start < CEILING_S:
-        x, y = batches[done % len(batches)]
+        ids = batches[done % len(batches)]
         model.zero_grad()
-        loss(model(x), y).backward()
+        loss(model(points[ids]), labels[ids]).backward()
         done += 1
     counts.put(done / (time.perf_counter() - start))
 
@@ -112,12 +114,11 @@ def pool(job: str) -> dict[str, float]:
 def _watch_memory(process: subprocess.Popen[bytes]) -> float:
     """The largest sum of PSS over the process and all it started, read once a second."""
     most = 0.0
-    while process.poll() is None and most == 0.0:
-        time.sleep(POOL_S)
+    while process.poll() is None:
+        time.sleep(1.0)
         try:
             family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-            if len(family) > NODES:
-                most = sum(member.memory_full_info().pss for member in family) / 1e6
+            most = max(most, sum(member.memory_full_info().pss for member in family) / 1e6)
         except psutil.NoSuchProcess:
             break
     return most

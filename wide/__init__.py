@@ -15,6 +15,6 @@ __version__ = "0.1.0"
 
 def run(job: Job, **options: Any) -> Result:
     """Train `job` on this machine and return the result; the options are those of the command `wide run`."""
-    from wide.launch.api import run as run_here  # torch is loaded when it is needed, not by `import wide`
+    from wide.launch.local import run_job  # what trains is loaded when it is needed, not by `import wide`
 
-    return run_here(job, **options)
+    return run_job(job, **options)

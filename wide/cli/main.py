@@ -89,16 +89,9 @@ def _options(arguments: argparse.Namespace, **defaults: Any) -> Options:
 
 def _run(arguments: argparse.Namespace) -> int:
     options = _options(arguments)
-    from wide.job.loading import split_spec
-    from wide.launch.processes import warm_up
+    from wide.launch.local import run_file
 
-    path, _ = split_spec(arguments.job)
-    if options.node_count > 0 and path.is_file():
-        warm_up(arguments.job)  # loads torch in another process while this one does the same
-    from wide.job.loading import load
-    from wide.launch.local import Run
-
-    result = Run(load(arguments.job), arguments.job, path.stem, options).train()
+    result = run_file(arguments.job, options)
     _report(result, arguments.json, options)
     return 0
 

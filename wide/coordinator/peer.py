@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from wide.codec.layout import Flat
-from wide.coordinator.record import NodeTotals
+from wide.telemetry.totals import NodeTotals
 from wide.transport.connection import Connection
 
 

@@ -5,36 +5,16 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 from wide.job.schedule import Step
 from wide.store.rundb import RunDb
 from wide.strategy.tree import Block
 from wide.telemetry.log import log
 from wide.telemetry.progress import Progress
+from wide.telemetry.totals import NodeTotals
 
 FLUSH_S = 0.25
 SERIES_S = 1.0
-
-
-@dataclass(slots=True)
-class NodeTotals:
-    """One node's part in a run; the JSON result carries these fields."""
-
-    node: int
-    name: str
-    pid: int
-    batches: int = 0
-    samples: int = 0
-    bytes_sent: int = 0
-    bytes_received: int = 0
-    raw_bytes: int = 0
-    compute_s: float = 0.0
-    codec_s: float = 0.0
-    network_s: float = 0.0
-    compression_ratio: float = 1.0
-    rss_bytes: int = 0
 
 
 class Record:
@@ -50,10 +30,10 @@ class Record:
         self.metrics: dict[str, float] = {}
         self.started_at = 0.0
         self.ended_at = 0.0
-        self._step_losses: dict[int, tuple[Sequence[float], Sequence[int]]] = {}  # by first batch
         self._step_began_at = 0.0
-        self._ledger: list[tuple[Any, ...]] = []
-        self._steps: list[tuple[Any, ...]] = []
+        self._merged: list[tuple[int, Block, int, Sequence[int], Sequence[float], float]] = []
+        self._closed: list[tuple[Step, float, float]] = []
+        self._weighted_losses: dict[int, dict[int, list[float]]] = {}  # by step, by a block's first batch
         self._flushed_at = 0.0
         self._series_at = 0.0
         self._told_at = 0.0
@@ -77,29 +57,40 @@ class Record:
         self.progress.nodes -= 1
 
     def merged(self, step: int, block: Block, node: int, sizes: Sequence[int], losses: Sequence[float]) -> None:
-        samples = sum(sizes)
-        loss = sum(map(float.__mul__, losses, map(float, sizes))) / samples
-        self._step_losses[block.first] = (losses, sizes)
-        row = (step, block.first, block.end - 1, node, samples, loss, step + 1, time.time())
-        self._ledger.append(row)
-        totals = self.nodes[node]
-        totals.batches += block.size
-        totals.samples += samples
+        """On the way of every gradient: only remember it."""
+        self._merged.append((step, block, node, sizes, losses, time.time()))
 
     def step_closed(self, step: Step) -> None:
-        """The step's loss is added up in the order of its batches, so that it too is the same from any pool."""
         now = time.monotonic()
-        pairs = [pair for first in sorted(self._step_losses) for pair in zip(*self._step_losses[first], strict=True)]
-        loss = sum(loss * n for loss, n in pairs) / step.samples
-        self._step_losses.clear()
+        self._closed.append((step, now - self._step_began_at, time.time()))
+        self.ended_at = self._step_began_at = now
+
+    def _work_up(self) -> None:
+        """What was remembered, as rows and totals. A step's loss is added up in the order of its batches, so that it
+        is the same from any pool.
+        """
+        merged, self._merged = self._merged, []
+        closed, self._closed = self._closed, []
+        rows = []
+        for number, block, node, sizes, losses, at in merged:
+            samples = sum(sizes)
+            weighted = [loss * n for loss, n in zip(losses, sizes, strict=True)]
+            rows.append((number, block.first, block.end - 1, node, samples, sum(weighted) / samples, number + 1, at))
+            self._weighted_losses.setdefault(number, {})[block.first] = weighted
+            self.nodes[node].batches += block.size
+            self.nodes[node].samples += samples
+        self.db.insert("ledger", rows)
+        self.db.insert("steps", [self._close(*item) for item in closed])
+
+    def _close(self, step: Step, seconds: float, at: float) -> tuple[int | float, ...]:
+        by_first = self._weighted_losses.pop(step.number)
+        loss = sum(value for first in sorted(by_first) for value in by_first[first]) / step.samples
         self.losses.append(loss)
         self.batches += step.batches
         self.samples += step.samples
-        row = (step.number, step.epoch, step.samples, loss, now - self._step_began_at, time.time())
-        self._steps.append(row)
-        self.ended_at = self._step_began_at = now
         progress = self.progress
         progress.step, progress.epoch, progress.loss, progress.batches = step.number + 1, step.epoch, loss, self.batches
+        return (step.number, step.epoch, step.samples, loss, seconds, at)
 
     def rejected(self, node: int | None, reason: str, detail: str) -> None:
         self.db.insert("rejects", [(time.time(), node, reason, detail)])
@@ -122,9 +113,7 @@ class Record:
         if not force and now - self._flushed_at < FLUSH_S:
             return
         self._flushed_at = now
-        self.db.insert("ledger", self._ledger)
-        self.db.insert("steps", self._steps)
-        self._ledger, self._steps = [], []
+        self._work_up()
         if force or now - self._series_at >= SERIES_S:
             self._series_at = now
             at = time.time()

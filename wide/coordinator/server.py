@@ -134,8 +134,8 @@ class Server:
             peer.count_bytes()
         if self.stop_reason:
             self._decide(events.StopRequested(self.stop_reason))
-        elif problem := watch():
-            raise TrainingFailed(problem)
+        elif self.ended is None and (problem := watch()):
+            raise TrainingFailed(self.last_trouble or problem)
         self._decide(events.Ticked())
         self.record.flush(now)
 

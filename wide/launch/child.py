@@ -1,20 +1,26 @@
-"""What a child process does: be a node, or the evaluator, of the pool whose address it was given."""
+"""What child processes do: coordinate a run, be one of its nodes, or evaluate. Each ends when its parent does."""
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
 import sys
 import threading
+from multiprocessing.connection import Connection as Pipe
 from multiprocessing.connection import wait
 
 import msgspec
 import torch
 
-from wide.errors import ConnectionLost, WideError
+from wide.config import Options
+from wide.errors import WideError
 from wide.job.definition import Job
 from wide.job.loading import load
+from wide.launch.crew import Crew, Member
+from wide.launch.result import Result
+from wide.launch.training import Run
 from wide.node.evaluator import Evaluator
 from wide.node.worker import Identity, introduce, lend, pick_device
 from wide.telemetry.log import log, logging_to
@@ -22,43 +28,68 @@ from wide.transport.connection import Connection
 from wide.transport.tcp import connect
 
 
-class Child(msgspec.Struct, frozen=True):
-    """Everything a child is told. `job` is a file's spec, or a pickled Job when there is no file (a notebook)."""
+def coordinate(job: str | bytes, name: str, options: Options, is_relayed: bool, parent: Pipe) -> None:
+    """Train, and tell the parent how it ended: ("result", JSON) or ("error", exit code, words, traceback).
 
-    role: str
-    index: int
-    host: str
-    port: int
-    token: str
-    job: str | bytes
-    device: str
-    log: str
+    A process group of its own: Ctrl-C in the terminal reaches the parent, which passes it on once.
+    """
+    if hasattr(os, "setpgrp"):
+        os.setpgrp()
+    if is_relayed:
+        sys.stderr = _Relay(parent)
+    try:
+        answer: tuple[object, ...] = ("result", _train(job, name, options).to_json())
+    except WideError as error:
+        answer = ("error", error.exit_code, str(error), error.details)
+    except KeyboardInterrupt:
+        answer = ("error", 128 + signal.SIGINT, "interrupted", "")
+    parent.send_bytes(msgspec.json.encode(answer))
 
 
-def main(child: Child) -> None:
-    """Run until the coordinator says stop, or is gone. Ctrl-C is the parent's business."""
+def _train(job: str | bytes, name: str, options: Options) -> Result:
+    loaded = _job(job)
+    run = Run(loaded, name, options)
+    with contextlib.closing(Crew(job, options, options.node_count, loaded.evaluate is not None)) as crew:
+        threading.Thread(target=_end_with_parent, daemon=True).start()
+        return run.train(crew)
+
+
+class _Relay:
+    """A stderr for coordinators of notebooks, whose cells the process's own stderr would not reach."""
+
+    def __init__(self, parent: Pipe) -> None:
+        self._parent = parent
+
+    def write(self, text: str) -> int:
+        self._parent.send_bytes(msgspec.json.encode(("log", text)))
+        return len(text)
+
+    def flush(self) -> None:
+        """Every write is sent at once."""
+
+    def isatty(self) -> bool:
+        return False
+
+
+def serve_pool(member: Member) -> None:
+    """Be a node, or the evaluator, until the coordinator says stop or is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    name = f"local-{child.index}" if child.role == "node" else "evaluator"
-    with logging_to("verbose" if child.log == "verbose" else "silent"):
+    name = f"local-{member.index}" if member.role == "node" else "evaluator"
+    with logging_to("verbose" if member.log == "verbose" else "silent"):
         try:
-            connection = Connection(connect(child.host, child.port))
-            identity = Identity(child.token, name, os.getpid(), pick_device(child.device, child.index - 1), child.role)
-            if child.role == "node":
-                lend(connection, identity, lambda: _job(child.job))
+            connection = Connection(connect(member.host, member.port))
+            device = pick_device(member.device if member.role == "node" else "cpu", member.index - 1)
+            identity = Identity(member.token, name, os.getpid(), device, member.role)
+            if member.role == "node":
+                lend(connection, identity, lambda: _job(member.job))
             else:
-                _evaluate(connection, identity, _job(child.job))
-        except ConnectionLost as error:
-            log.debug("%s: %s", name, error)
-            sys.exit(error.exit_code)
+                job = _job(member.job)
+                torch.set_num_threads(job.threads)
+                Evaluator(connection, job, introduce(connection, identity, job.threads)).work()
         except WideError as error:
             log.debug("%s: %s", name, error)
             sys.exit(error.exit_code)
-
-
-def _evaluate(connection: Connection, identity: Identity, job: Job) -> None:
-    torch.set_num_threads(job.threads)
-    Evaluator(connection, job, introduce(connection, identity, job.threads)).work()
 
 
 def _job(job: str | bytes) -> Job:

@@ -1,206 +1,118 @@
-"""A run on this machine, from options to result: `wide run`, `wide.run`, and the coordinator of `wide serve`."""
+"""`wide run` and `wide.run`: the user's own process. It starts the coordinator as a child, passes signals on to it, and
+waits. Does not import torch for a pool, so that the children share the only copy there is.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import signal
+import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
-import torch
+import msgspec
 
-from wide.config import Options
-from wide.coordinator.evaluation import Evaluation
-from wide.coordinator.feed import Feed
-from wide.coordinator.master import Master
-from wide.coordinator.record import Record
-from wide.coordinator.server import Door, Server
-from wide.coordinator.state import Pool
-from wide.dashboard.terminal import watching
-from wide.errors import Interrupted, TrainingFailed, UsageError
+from wide.config import Options, resolve
+from wide.errors import BY_EXIT_CODE, Interrupted, TrainingFailed, UsageError, WideError
 from wide.job.definition import Job
-from wide.job.model import build_model
-from wide.job.samples import Samples
-from wide.job.schedule import Schedule
-from wide.launch import child
-from wide.launch.alone import Alone
-from wide.launch.processes import GRACE_S, Children
-from wide.launch.result import Result, make_result
-from wide.node.worker import pick_device
-from wide.store.rundb import RunDb
-from wide.store.weights import save_checkpoint
-from wide.telemetry.log import log, logging_to
-from wide.telemetry.process import build
-from wide.telemetry.progress import Progress
-from wide.transport.tcp import Listener
-
-Announce = Callable[[Listener, Path], None]
+from wide.job.loading import load, split_spec
+from wide.launch.processes import CONTEXT, Children, warm_up
+from wide.launch.result import Result, from_json
 
 
-class Run:
-    """One run: its folder, its job, its numbers."""
+def run_file(spec: str, options: Options) -> Result:
+    """`wide run FILE`. With nodes, the file is run by the children only; the result carries no model."""
+    path, _ = split_spec(spec)
+    if not path.is_file():
+        raise UsageError(f"{path}: no such file; give the Python file that holds your wide.Job")
+    if options.node_count == 0:
+        with contextlib.redirect_stdout(sys.stderr):  # stdout is for the result alone
+            return _run_here(load(spec), path.stem, options)
+    warm_up(spec)
+    return _run_in_child(spec, path.stem, options)
 
-    def __init__(self, job: Job, job_for_children: str | bytes, name: str, options: Options) -> None:
-        self.job, self.job_for_children, self.options = job, job_for_children, options
-        self.seed = options.seed if options.seed is not None else job.seed
-        self.dir = make_run_dir(options.out, name)
 
-    def train(self, announce: Announce | None = None, token: str = "") -> Result:
-        """Train to the end. With `announce`, nodes come from elsewhere; without, they are this process's children."""
-        db = RunDb(self.dir / "run.db")
-        with contextlib.ExitStack() as stack:
-            stack.callback(db.close)
-            stack.enter_context(logging_to(self.options.log, self.dir / "log.jsonl"))
-            stack.enter_context(_threads(self.job.threads))
-            samples = Samples(self.job)
-            self.schedule = Schedule(len(samples), self.job.batch_size, self.job.batches_per_step, self.seed)
-            self.steps = self._length()
-            self.record = Record(db, Progress(self.steps, self.options.seconds))
-            self.master = Master(self.job, build_model(self.job, self.seed))
-            stack.enter_context(watching(self.record.progress, self.options.log != "silent"))
-            try:
-                if announce is None and self.options.node_count == 0:
-                    self._alone(samples)
+def run_job(job: Job, **given: Any) -> Result:
+    """`wide.run(job, …)`. The job travels to the children by value: lambdas and notebooks are fine."""
+    if not isinstance(job, Job):
+        raise UsageError(f"wide.run needs a wide.Job, got {type(job).__name__}")
+    options = resolve(given, os.environ)
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    name = Path(script).stem if script else "notebook"
+    if options.node_count == 0:
+        return _run_here(job, name, options)
+    warm_up()
+    import cloudpickle  # from a parent to its own child: the only place where this is allowed
+
+    result = _run_in_child(cloudpickle.dumps(job), name, options)
+    from wide.store.weights import load_weights
+
+    return replace(result, model=load_weights(job.model(), Path(result.run_dir)))
+
+
+def _run_here(job: Job, name: str, options: Options) -> Result:
+    from wide.launch.training import Run
+
+    return Run(job, name, options).train(crew=None)
+
+
+def _run_in_child(job: str | bytes, name: str, options: Options) -> Result:
+    ours, theirs = CONTEXT.Pipe(duplex=False)
+    children = Children()
+    relayed = not _is_own_stderr()
+    arguments = (job, name, options, relayed, theirs)
+    process = children.start("wide.launch.child", "coordinate", *arguments, may_have_children=True)
+    theirs.close()
+    with _signals_passed_to(process.pid):
+        answer: list[Any] = []
+        with contextlib.suppress(EOFError):
+            while not answer:
+                said = msgspec.json.decode(ours.recv_bytes())
+                if said[0] == "log":
+                    sys.stderr.write(said[1])
                 else:
-                    self._pool(samples, announce, token or secrets.token_hex(16))
-            finally:
-                self.record.flush(time.monotonic(), force=True)
-            return self._finish()
-
-    def _length(self) -> int | None:
-        """How long to train. --steps or --epochs replace what the job says; --seconds is a limit on top of either."""
-        steps, epochs = self.options.steps, self.options.epochs
-        if steps is None and epochs is None:
-            steps, epochs = self.job.steps, self.job.epochs
-        if steps is None and epochs is None and self.options.seconds is None:
-            epochs = 1
-        limits = [steps] if steps is not None else []
-        limits += [self.schedule.steps_for(epochs)] if epochs is not None else []
-        return min(limits) if limits else None
-
-    def _alone(self, samples: Samples) -> None:
-        alone = Alone(self.job, self.master, samples, self.schedule, self.record)
-        with _signals_to(alone) as received:
-            log.info("%s", alone.train(self.steps, self.options.seconds, pick_device(self.options.device)))
-        self._interrupted_by = received
-
-    def _pool(self, samples: Samples, announce: Announce | None, token: str) -> None:
-        listener = Listener(self.options.host, self.options.port)
-        evaluator_token = secrets.token_hex(16)
-        feed = Feed(samples, self.schedule)
-        evaluation = Evaluation(self.record, self.job.evaluate is not None)
-        here = build(pick_device(self.options.device), self.job.threads)
-        door = Door(token, evaluator_token, self.seed, self.options.data, here)
-        pool = Pool(self.schedule, self.steps, self.options.seconds)
-        server = Server(listener, door, pool, self.master, feed, self.record, evaluation)
-        nodes, evaluators = Children(), Children()
-        try:
-            if self.job.evaluate is not None:
-                evaluators.start(child.main, self._child("evaluator", 0, listener, evaluator_token))
-            if announce is None:
-                for index in range(1, self.options.node_count + 1):
-                    nodes.start(child.main, self._child("node", index, listener, token))
-            else:
-                announce(listener, self.dir)
-            with _signals_to(server) as self._interrupted_by:
-                server.serve(lambda: _trouble(nodes, server) if announce is None else "")
-            if server.ended is not None and server.ended.failure:
-                raise TrainingFailed(server.ended.failure, server.ended.details)
-            log.info("%s", server.ended.why if server.ended else "")
-        finally:
-            server.close()
-            feed.close()
-            nodes.stop(GRACE_S)
-            evaluators.stop(GRACE_S)
-
-    def _child(self, role: str, index: int, listener: Listener, token: str) -> child.Child:
-        host = "127.0.0.1" if listener.host in ("0.0.0.0", "::") else listener.host
-        return child.Child(
-            role=role,
-            index=index,
-            host=host,
-            port=listener.port,
-            token=token,
-            job=self.job_for_children,
-            device=self.options.device,
-            log=self.options.log,
-        )
-
-    def _finish(self) -> Result:
-        result = make_result(
-            self.master.model, self.record, self.dir, self.options.strategy, self.schedule.batches_per_epoch
-        )
-        state = {"step": result.steps, "epochs": result.epochs, "seed": self.seed, "sha256": result.weights_sha256}
-        save_checkpoint(self.dir, result.model, result.steps, state)
-        if self._interrupted_by:
-            number = self._interrupted_by[0]
-            words = f"interrupted at step {result.steps}; the weights are in {self.dir}"
-            raise Interrupted(words, number)
-        return result
+                    answer = said
+        process.join()
+    if not answer:
+        raise TrainingFailed(f"the coordinator process ended unexpectedly (exit code {process.exitcode})")
+    if answer[0] == "error":
+        raise _error(*answer[1:])
+    return from_json(answer[1].encode())
 
 
-def _trouble(nodes: Children, server: Server) -> str:
-    if not nodes.are_all_gone or server.ended is not None:
-        return ""
-    why = server.last_trouble or f"their exit codes: {nodes.exit_codes()}"
-    return f"all nodes are gone ({why}); --log verbose tells more"
+def _error(exit_code: int, words: str, details: str) -> WideError:
+    if exit_code > 128:
+        return Interrupted(words, exit_code - 128)
+    return BY_EXIT_CODE.get(exit_code, WideError)(words, details)
 
 
-def make_run_dir(out: Path | None, name: str) -> Path:
-    """--out, which must not hold a run yet, or a new folder runs/<time>-<job>."""
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    candidates = (
-        [out] if out else [Path("runs") / f"{stamp}-{name}{tail}" for tail in ("", *(f"-{i}" for i in range(2, 99)))]
-    )
-    for path in candidates:
-        try:
-            path.mkdir(parents=True, exist_ok=out is not None)
-            if (path / "run.db").exists():
-                raise UsageError(f"{path} already holds a run: choose another folder with --out, or remove it")
-            if not os.access(path, os.W_OK):
-                raise PermissionError(13, "Permission denied")
-            return path
-        except FileExistsError:
-            if out is not None:
-                raise UsageError(f"{path} is a file: --out must name a folder") from None
-        except OSError as error:
-            raise UsageError(f"{path} cannot be written ({error.strerror}): choose a folder with --out") from None
-    raise UsageError("too many runs began in this second: choose a folder with --out")
+def _is_own_stderr() -> bool:
+    """Is sys.stderr what a child inherits? In a notebook, or under a test's capture, it is not."""
+    try:
+        return sys.stderr.fileno() == 2
+    except (OSError, ValueError, AttributeError):
+        return False
 
 
 @contextlib.contextmanager
-def _threads(count: int) -> Iterator[None]:
-    """Reductions round differently with other thread counts, so the coordinator uses the job's too."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
+def _signals_passed_to(pid: int | None) -> Iterator[None]:
+    """The coordinator decides what Ctrl-C and SIGTERM mean; this process waits for it to end."""
+    if pid is None or threading.current_thread() is not threading.main_thread():
+        yield  # only a main thread may have handlers
+        return
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+    before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@contextlib.contextmanager
-def _signals_to(runner: Server | Alone) -> Iterator[list[int]]:
-    """Ctrl-C and SIGTERM end the run cleanly; a second Ctrl-C ends it at once. Yields the signals that came."""
-    received: list[int] = []
-
-    def handler(number: int, frame: FrameType | None) -> None:
-        if received:
-            raise KeyboardInterrupt
-        received.append(number)
-        runner.stop_reason = f"stopped by {signal.Signals(number).name}"
-
-    if threading.current_thread() is not threading.main_thread():
-        yield received  # only a main thread may have handlers; elsewhere the caller decides
-        return
-    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield received
     finally:
         for number, old in before.items():
             signal.signal(number, old)

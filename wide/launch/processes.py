@@ -7,11 +7,13 @@ Elsewhere (macOS frameworks do not survive a fork, Windows has none) each child 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import multiprocessing
 import os
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 
@@ -38,11 +40,13 @@ class Children:
     def __init__(self) -> None:
         self._processes: list[BaseProcess] = []
 
-    def start(self, target: Callable[..., None], argument: object) -> None:
-        process = CONTEXT.Process(target=target, args=(argument,), daemon=True)
+    def start(self, module: str, function: str, *arguments: object, may_have_children: bool = False) -> BaseProcess:
+        """Call `function` of `module` in a new process; the module is imported there, not here."""
+        process = _process_class()(target=_call, args=(module, function, *arguments), daemon=not may_have_children)
         with _main_left_alone():
             process.start()
         self._processes.append(process)
+        return process
 
     @property
     def are_all_gone(self) -> bool:
@@ -63,6 +67,16 @@ class Children:
             if process.is_alive():
                 process.kill()
                 process.join()
+
+
+def _process_class() -> type[BaseProcess]:
+    """A process that was itself forked from the warm server forks its own children, as long as it has no threads."""
+    is_warm = HAS_FORKSERVER and multiprocessing.parent_process() is not None and threading.active_count() == 1
+    return multiprocessing.get_context("fork").Process if is_warm else CONTEXT.Process
+
+
+def _call(module: str, function: str, *arguments: object) -> None:
+    getattr(importlib.import_module(module), function)(*arguments)
 
 
 @contextlib.contextmanager

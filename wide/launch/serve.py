@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 
 from wide.config import Options
 from wide.job.loading import load, split_spec
-from wide.launch.local import Run
+from wide.launch.crew import Crew
 from wide.launch.processes import warm_up
 from wide.launch.result import Result
 from wide.launch.token import make_token_file, read_token
-from wide.transport.tcp import Listener
+from wide.launch.training import Run
 
 
 def serve(spec: str, options: Options, token_file: str | None) -> Result:
@@ -20,14 +21,15 @@ def serve(spec: str, options: Options, token_file: str | None) -> Result:
     job = load(spec)
     if job.evaluate is not None:
         warm_up(spec)
-    run = Run(job, spec, split_spec(spec)[0].stem, options)
+    run = Run(job, split_spec(spec)[0].stem, options)
     path: Path | None = Path(token_file) if token_file else None
     if not token:
         token, path = make_token_file(run.dir)
 
-    def announce(listener: Listener, _: Path) -> None:
+    with contextlib.closing(Crew(spec, options, 0, job.evaluate is not None, token)) as crew:
         where = f"--token-file {path}" if path else "with the same WIDE_TOKEN"
         print(f"waiting for nodes; on each machine, with a copy of {spec} and the token:", file=sys.stderr)
-        print(f"  wide join {listener.host}:{listener.port} --job {spec} {where}", file=sys.stderr, flush=True)
-
-    return run.train(announce, token)
+        print(
+            f"  wide join {crew.listener.host}:{crew.listener.port} --job {spec} {where}", file=sys.stderr, flush=True
+        )
+        return run.train(crew)

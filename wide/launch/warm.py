@@ -7,7 +7,9 @@ import os
 import signal
 
 signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business, from the first moment on
+os.dup2(2, 1)  # what the user's code prints goes to stderr: stdout is for the result alone
 
+import numpy.random  # noqa: E402, F401
 import torch  # noqa: E402
 
 import wide.launch.child  # noqa: E402, F401

@@ -128,7 +128,9 @@ class Trainer:
         seed = self._seeds.get((weight, loss.dtype, loss.shape))
         if seed is None:
             seed = self._seeds[weight, loss.dtype, loss.shape] = torch.full_like(loss, weight, requires_grad=False)
-        Variable._execution_engine.run_backward((loss,), (seed,), False, False, (), allow_unreachable=True, accumulate_grad=True)
+        Variable._execution_engine.run_backward(
+            (loss,), (seed,), False, False, (), allow_unreachable=True, accumulate_grad=True
+        )
 
     def _gather_gradients(self, leaf: Flat) -> None:
         gradients = [p.grad for p in self._parameters if p.grad is not None]

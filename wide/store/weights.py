@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 
@@ -24,6 +24,13 @@ def weights_sha256(model: nn.Module) -> str:
             digest.update(f"{key}{tensor.dtype}{tuple(tensor.shape)}".encode())
             digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def load_weights(model: nn.Module, run_dir: Path) -> nn.Module:
+    """Put the run's newest weights into a freshly built model."""
+    latest = (run_dir / "checkpoints" / "latest").read_text().strip()
+    model.load_state_dict(load_file(run_dir / "checkpoints" / latest / "model.safetensors"), strict=False)
+    return model
 
 
 def save_checkpoint(run_dir: Path, model: nn.Module, step: int, state: dict[str, Any]) -> Path:
