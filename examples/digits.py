@@ -33,7 +33,7 @@ job = wide.Job(
     optimizer=lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
     batch_size=32,
     batches_per_step=16,
-    epochs=30,
+    epochs=60,
     evaluate=accuracy,
 )
 

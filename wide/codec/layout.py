@@ -114,7 +114,7 @@ def bind(model: nn.Module, flat: Flat, layout: Layout) -> None:
             parameters[slot.name].data = view
         for slot, view in zip(layout.averaged + layout.kept, flat.averaged + flat.kept, strict=True):
             view.copy_(buffers[slot.name])
-            moved[id(buffers[slot.name])] = view
+            moved[id(buffers[slot.name])] = view.data  # a version counter of its own: autograd watches these
     for module in model.modules():
         for name, buffer in module._buffers.items():
             if buffer is not None:

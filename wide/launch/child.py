@@ -15,7 +15,7 @@ import msgspec
 import torch
 
 from wide.config import Options
-from wide.errors import WideError
+from wide.errors import UsageError, WideError
 from wide.job.definition import Job
 from wide.job.loading import load
 from wide.launch.crew import Crew, Member
@@ -97,7 +97,10 @@ def _job(job: str | bytes) -> Job:
         return load(job)
     import cloudpickle  # from a parent to its own child: the only place where this is allowed
 
-    loaded: Job = cloudpickle.loads(job)
+    try:
+        loaded: Job = cloudpickle.loads(job)
+    except Exception as error:
+        raise UsageError(f"the job could not be sent here ({error}): put it into a file of its own") from None
     return loaded
 
 

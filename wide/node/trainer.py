@@ -133,6 +133,9 @@ class Trainer:
         )
 
     def _gather_gradients(self, leaf: Flat) -> None:
+        for parameter in self._parameters:
+            if parameter.grad is not None and parameter.grad.is_sparse:
+                parameter.grad = parameter.grad.to_dense()
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         if len(gradients) == len(self._parameters):
             torch._foreach_copy_(leaf.trainable, gradients)

@@ -1,0 +1,140 @@
+"""Jobs of every kind that PyTorch users write: small, and each with something that could go wrong."""
+
+from __future__ import annotations
+
+import random
+from collections import namedtuple
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+from torch.utils.data import Dataset, Subset, TensorDataset
+
+import wide
+
+SAMPLES = 83  # with batches of 8: eleven batches, the last one short; with steps of 4: the last step is short too
+Pair = namedtuple("Pair", ["x", "y"])
+
+
+def points(samples: int = SAMPLES) -> TensorDataset:
+    generator = torch.Generator().manual_seed(7)
+    x = torch.randn(samples, 6, generator=generator)
+    return TensorDataset(x, (x @ torch.randn(6, 3, generator=generator)).argmax(1))
+
+
+class Samples(Dataset):
+    """Sample by sample, with random numbers of all three kinds, in the shape that `wrap` gives them."""
+
+    def __init__(self, wrap):
+        self.data, self.wrap = points(), wrap
+
+    def __len__(self):
+        return SAMPLES
+
+    def __getitem__(self, index):
+        x, y = self.data[index]
+        return self.wrap(x + 0.1 * torch.randn(6) + 0.1 * random.random() + 0.1 * np.random.rand(), y)
+
+
+def mlp(dtype: torch.dtype = torch.float32) -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Dropout(0.3), nn.Linear(12, 3)).to(dtype)
+
+
+class Odd(nn.Module):
+    """Tied, frozen, unused, scalar and empty parameters; a constant buffer with -inf, a counter, a replaced buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.second.weight = self.first.weight
+        self.frozen = nn.Linear(6, 6).requires_grad_(False)
+        self.unused = nn.Linear(6, 6)
+        self.scale, self.nothing = nn.Parameter(torch.tensor(1.0)), nn.Parameter(torch.empty(0))
+        self.sometimes = nn.Linear(6, 3)
+        self.read_out = nn.Linear(6, 3)
+        self.register_buffer("mask", torch.full((6,), float("-inf")))
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("average", torch.zeros(6), persistent=False)
+
+    def forward(self, x):
+        self.seen += 1
+        self.average = 0.9 * self.average + 0.1 * x.detach().mean(0)
+        hidden = torch.relu(self.second(torch.relu(self.first(x)))) + self.frozen(x)
+        out = self.read_out(hidden - self.average) * self.scale
+        return out + self.sometimes(hidden) if x[0, 0] > 0 else out
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+
+
+class Mixed(nn.Module):
+    """One layer in fp64, one in bf16, one in fp32."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(6, 6).double(), nn.Linear(6, 6).bfloat16(), nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.c(self.b(self.a(x.double()).bfloat16()).float())
+
+
+def of_dict(model, batch):
+    return F.cross_entropy(model(batch["in"]["x"]), batch["y"][0])
+
+
+def of_pair(model, batch):
+    return F.cross_entropy(model(batch.x), batch.y)
+
+
+def make(**changes) -> wide.Job:
+    settings = dict(
+        model=mlp,
+        dataset=points,
+        loss=wide.supervised(nn.CrossEntropyLoss()),
+        optimizer=lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, weight_decay=0.01),
+        batch_size=8,
+        batches_per_step=4,
+        seed=3,
+    )
+    return wide.Job(**(settings | changes))
+
+
+EVERYTHING = {
+    "mlp": make(),
+    "one big step": make(batches_per_step=64),
+    "one batch a step": make(batches_per_step=1),
+    "a data set smaller than a batch": make(dataset=lambda: points(5)),
+    "odd parameters and buffers": make(model=Odd),
+    "batch norm, cumulative": make(model=lambda: nn.Sequential(nn.BatchNorm1d(6, momentum=None), mlp())),
+    "batch norm, clipping, schedule": make(
+        model=normed,
+        clip_norm=0.5,
+        optimizer=lambda params: torch.optim.AdamW(params, lr=0.01),
+        scheduler=lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9),
+    ),
+    "mixed dtypes": make(model=Mixed),
+    "all bf16": make(
+        model=lambda: mlp(torch.bfloat16), loss=lambda model, batch: F.cross_entropy(model(batch[0].bfloat16()), batch[1])
+    ),
+    "channels last": make(
+        model=lambda: nn.Sequential(nn.Conv2d(1, 4, 2), nn.Flatten(), nn.Linear(8, 3)).to(memory_format=torch.channels_last),
+        loss=lambda model, batch: F.cross_entropy(model(batch[0].view(-1, 1, 2, 3)), batch[1]),
+    ),
+    "random samples": make(dataset=lambda: Samples(lambda x, y: (x, y))),
+    "nested dicts": make(dataset=lambda: Samples(lambda x, y: {"in": {"x": x, "name": "n"}, "y": [y]}), loss=of_dict),
+    "named tuples": make(dataset=lambda: Samples(Pair), loss=of_pair),
+    "own collate": make(
+        dataset=lambda: Samples(lambda x, y: (x, y)),
+        collate=lambda samples: {"in": {"x": torch.stack([x for x, _ in samples])}, "y": (torch.stack([y for _, y in samples]),)},
+        loss=of_dict,
+    ),
+    "a subset": make(dataset=lambda: Subset(points(), range(5, 70))),
+    "one tensor": make(dataset=lambda: points().tensors[0], loss=lambda model, x: model(x).square().mean()),
+    "sparse gradients": make(
+        model=lambda: nn.Sequential(nn.EmbeddingBag(9, 6, sparse=True), nn.Linear(6, 3)),
+        optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
+        loss=lambda model, batch: F.cross_entropy(model((batch[0].abs() * 3).long().clamp(max=8)), batch[1]),
+    ),
+}

@@ -1,0 +1,74 @@
+"""Synchronous training as a plain PyTorch program, without a line of ours: what every pool must equal, bit for bit."""
+
+import math
+import random
+
+import numpy as np
+import torch
+from torch.utils.data import default_collate
+
+
+def seed_all(*path):
+    seed = path[0]
+    for part in path[1:]:
+        seed = (seed * 1_000_003 + part) % 2**63
+    torch.manual_seed(seed), random.seed(seed), np.random.seed(seed % 2**32)
+    return seed
+
+
+def add(left, right):  # lists of tensors; None: had no gradient
+    zero = lambda a, b: torch.zeros_like(b) if a is None else a  # noqa: E731
+    return [None if a is None and b is None else zero(a, b) + zero(b, a) for a, b in zip(left, right, strict=True)]
+
+
+def tree_sum(leaves):
+    if len(leaves) == 1:
+        return leaves[0]
+    middle = 2 ** (math.ceil(math.log2(len(leaves))) - 1)  # the largest power of two below the length
+    return add(tree_sum(leaves[:middle]), tree_sum(leaves[middle:]))
+
+
+def train(job, steps):
+    torch.set_num_threads(job.threads)
+    dataset, collate = job.dataset(), job.collate or default_collate
+    seed_all(job.seed)
+    model = job.model().train()
+    optimizer = job.optimizer(model.parameters())
+    scheduler = job.scheduler(optimizer) if job.scheduler else None
+    parameters, epoch, done = [p for p in model.parameters() if p.requires_grad], 0, 0
+    while done < steps:
+        order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(seed_all(job.seed, epoch)))
+        batches = order.split(job.batch_size)
+        for first in range(0, len(batches), job.batches_per_step):
+            step = batches[first : first + job.batches_per_step]
+            before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+            gradients, changes = [], []
+            for number, ids in enumerate(step):
+                weight = len(ids) / sum(map(len, step))
+                seed_all(job.seed, done, number)
+                batch = collate([dataset[i] for i in ids.tolist()])
+                seed_all(job.seed, done, number)
+                for name, buffer in model.named_buffers():
+                    buffer.copy_(before[name])
+                model.zero_grad(set_to_none=True)
+                (job.loss(model, batch) * weight).backward()
+                gradients.append([None if p.grad is None else p.grad.to_dense().clone() for p in parameters])
+                moved = lambda now, old: torch.where(now == old, 0, now - old) * weight  # noqa: B023, E731
+                floats = [(b, before[n]) for n, b in model.named_buffers() if b.is_floating_point()]
+                changes.append([moved(now, old).detach() for now, old in floats])
+                counters = {n: b.clone() for n, b in model.named_buffers()} if number == 0 else counters
+            for p, gradient in zip(parameters, tree_sum(gradients), strict=True):
+                p.grad = gradient
+            change = iter(tree_sum(changes))
+            for name, buffer in model.named_buffers():
+                buffer.copy_(before[name] + next(change) if buffer.is_floating_point() else counters[name])
+            if job.clip_norm:
+                torch.nn.utils.clip_grad_norm_(parameters, job.clip_norm)
+            optimizer.step()
+            if scheduler:
+                scheduler.step()
+            done += 1
+            if done == steps:
+                break
+        epoch += 1
+    return model
