@@ -92,10 +92,10 @@ job = wide.Job(
     dataset=windows,
     loss=next_character_loss,
     optimizer=lambda params: torch.optim.AdamW(params, lr=3e-3),
-    scheduler=lambda optimizer: torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, total_iters=900),
+    scheduler=lambda optimizer: torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, total_iters=800),
     batch_size=32,
     batches_per_step=4,
-    steps=900,
+    steps=800,
     evaluate=held_out,
     clip_norm=1.0,
 )

@@ -29,7 +29,7 @@ from wide.job.schedule import Schedule
 from wide.strategy.sync import OpenStep, lease_size
 from wide.strategy.tree import Block
 
-RATE_MEMORY = 0.8  # how much of a node's measured speed is kept when a new measurement comes
+RATE_MEMORY = 0.9  # how much of a node's measured speed is kept when a new measurement comes
 RESCUE_GAIN = 2.0  # an idle node takes over if it should be done this much sooner than the holder
 OVERDUE = 4.0  # a lease that took this many times what was expected may never come back
 

@@ -7,6 +7,9 @@ import math
 from wide.strategy.tree import Block, aligned_blocks, halves
 
 
+TOLERANCE = 1.2
+
+
 class OpenStep:
     """Which batches of a step are free, and which are still missing. A buddy allocator over the tree's blocks."""
 
@@ -53,9 +56,9 @@ class OpenStep:
 def lease_size(missing: int, share: float, free: int, takers: int) -> int:
     """How many batches to lease: a node's share, by speed, of what is missing. So leases shrink as a step ends.
 
-    A power of two, the nearer one, since a measured share of 3.9 batches means 4; but never so many that another idle
-    node would find nothing left.
+    A power of two, rounded down, for what is too small is made up for by the next lease; but measured shares are noisy,
+    so 3.5 batches count as 4. Never so many that another idle node would find nothing left.
     """
-    fair = missing * share
+    fair = max(1, int(missing * share * TOLERANCE))
     most = math.ceil(free / takers)
-    return 1 << min(round(math.log2(fair)) if fair > 1 else 0, most.bit_length() - 1)
+    return 1 << min(fair.bit_length() - 1, most.bit_length() - 1)

@@ -1,0 +1,127 @@
+"""Flat buffers and batches: every tensor comes back, nothing is copied that need not be."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tests.jobs import Odd
+from wide.codec.batch import pack, unpack
+from wide.codec.layout import ALIGN_NBYTES, Flat, Layout, bind, difference, unbind
+from wide.errors import ProtocolError, TrainingFailed
+from wide.store.weights import load_weights, save_checkpoint, weights_sha256
+
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int8, torch.uint8, torch.bool]
+DTYPES += [torch.complex64, torch.int32]
+Pair = namedtuple("Pair", ["x", "y"])
+
+
+def through(batch):
+    packed = pack(batch)
+    raw = torch.empty(packed.nbytes, dtype=torch.uint8)
+    raw.numpy()[:] = np.frombuffer(b"".join(packed.buffers), dtype=np.uint8)
+    (out,) = unpack([packed.description], raw)
+    return out, raw
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 4), (5, 7)])
+def test_tensors_of_every_kind_come_back(dtype, shape):
+    tensor = (torch.rand(shape) * 100).to(dtype)
+    out, _ = through(tensor)
+    assert out.dtype == dtype
+    assert torch.equal(out, tensor)
+
+
+def test_nests_keep_their_shape():
+    Named = Pair(torch.ones(2), {"a": [1, 2.5, "text", None, True, b"raw"], 7: (torch.zeros(1), np.arange(3))})  # noqa: N806
+    out, _ = through(Named)
+    assert out.x.equal(torch.ones(2))
+    assert out.y["a"] == [1, 2.5, "text", None, True, b"raw"]
+    assert isinstance(out.y[7], tuple)
+    assert isinstance(out.y[7][1], np.ndarray)
+
+
+def test_unpacked_tensors_are_aligned_views():
+    out, raw = through([torch.ones(3), torch.ones(5, 5).t(), torch.ones(1)])
+    assert all(tensor.untyped_storage().data_ptr() == raw.untyped_storage().data_ptr() for tensor in out)
+    assert all((tensor.data_ptr() - raw.data_ptr()) % ALIGN_NBYTES == 0 for tensor in out)
+
+
+def test_packing_a_contiguous_tensor_does_not_copy_it():
+    tensor = torch.ones(100)
+    assert np.asarray(pack(tensor).buffers[0]).ctypes.data == tensor.data_ptr()
+
+
+def test_what_cannot_be_streamed_is_explained():
+    with pytest.raises(TrainingFailed, match="a batch holds a set, .*--data local"):
+        pack({"x": {1, 2}})
+
+
+def test_a_description_that_does_not_fit_its_bytes_is_refused():
+    with pytest.raises(ProtocolError):
+        unpack([["tensor", "float32", [1 << 40], 1 << 42]], torch.empty(64, dtype=torch.uint8))
+    with pytest.raises(ProtocolError):
+        unpack([["tensor", "load", [1], 4]], torch.empty(64, dtype=torch.uint8))
+
+
+def test_binding_keeps_values_and_ties_and_makes_one_buffer():
+    model = Odd()
+    before = weights_sha256(model)
+    layout = Layout(model)
+    flat = Flat(layout, only_live=False)
+    bind(model, flat, layout)
+    assert weights_sha256(model) == before
+    assert model.first.weight is model.second.weight
+    storages = {p.untyped_storage().data_ptr() for p in model.parameters() if p.numel()}
+    assert storages == {flat.raw.untyped_storage().data_ptr()}
+    unbind(model)
+    assert weights_sha256(model) == before
+    assert flat.raw.untyped_storage().data_ptr() not in {b.untyped_storage().data_ptr() for b in model.buffers()}
+
+
+def test_frozen_parameters_lie_behind_what_an_update_carries():
+    layout = Layout(Odd())
+    assert {slot.name for slot in layout.frozen} == {"frozen.weight", "frozen.bias"}
+    assert all(slot.offset >= layout.live_nbytes for slot in layout.frozen)
+
+
+def test_models_that_differ_are_told_apart_in_words():
+    one, two = Layout(nn.Linear(3, 4)).describe(), Layout(nn.Linear(3, 5)).describe()
+    assert difference(one, one) == ""
+    assert difference(two, one) == "weight torch.float32 (5, 3) where the pool has weight torch.float32 (4, 3)"
+
+
+def test_lazy_parameters_are_explained():
+    with pytest.raises(TrainingFailed, match="lazy"):
+        Layout(nn.LazyLinear(3))
+
+
+def test_not_finite_is_noticed_in_any_dtype():
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+        flat = Flat(Layout(nn.Linear(3, 3).to(dtype)), only_live=True)
+        flat.trainable[0].fill_(200.0)
+        assert flat.is_finite()
+        for bad in (float("nan"), float("inf"), float("-inf")):
+            flat.trainable[1][1] = bad
+            assert not flat.is_finite()
+
+
+def test_the_fingerprint_sees_names_shapes_types_and_every_bit():
+    one, two = nn.Linear(2, 2), nn.Linear(2, 2)
+    two.load_state_dict(one.state_dict())
+    assert weights_sha256(one) == weights_sha256(two)
+    with torch.no_grad():
+        two.bias[0] = torch.nextafter(two.bias[0], torch.tensor(9.0))
+    assert weights_sha256(one) != weights_sha256(two)
+
+
+def test_saved_weights_are_loaded_again(tmp_path):
+    model = Odd()
+    folder = save_checkpoint(tmp_path, model, 12, {"step": 12})
+    assert (tmp_path / "checkpoints" / "latest").read_text().strip() == folder.name == "step-00000012"
+    assert weights_sha256(load_weights(Odd(), tmp_path)) == weights_sha256(model)

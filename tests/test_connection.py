@@ -1,0 +1,161 @@
+"""Two protocol ends back to back: a worker and a scripted coordinator, over the in-memory twin of TCP."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.jobs import make
+from wide.codec.batch import pack
+from wide.errors import ConnectionLost, ProtocolError, Refused, UsageError
+from wide.job.model import build_model
+from wide.node.worker import Identity, Worker, introduce
+from wide.transport.connection import Connection
+from wide.transport.memory import pair
+from wide.transport.tcp import Listener
+from wide.wire import messages as say
+
+CPU = torch.device("cpu")
+
+
+class Buffers:
+    """A sink that keeps every payload."""
+
+    def __init__(self):
+        self.last = bytearray()
+
+    def __call__(self, message, nbytes):
+        if not nbytes:
+            return ()
+        self.last = bytearray(nbytes)
+        return [memoryview(self.last)]
+
+
+def two_ends(**faults):
+    left, right = pair(**faults)
+    coordinator, sink = Connection(right), Buffers()
+    coordinator.allow(sink, 1 << 20, 1 << 30)
+    return Connection(left), coordinator, sink
+
+
+@pytest.mark.parametrize("most_nbytes", [1 << 30, 1000, 7, 1])
+def test_messages_and_payloads_arrive_however_little_the_network_takes(most_nbytes):
+    node, coordinator, sink = two_ends(most_nbytes=most_nbytes)
+    node.send(say.Leaving("one"), memoryview(b"payload"), memoryview(b" and more"))
+    node.send(say.Leaving("two"))
+    assert coordinator.wait() == say.Leaving("one")
+    assert bytes(sink.last) == b"payload and more"
+    assert coordinator.wait() == say.Leaving("two")
+    assert node.bytes_sent == coordinator.bytes_received
+
+
+def test_a_line_that_breaks_mid_frame_is_a_lost_connection():
+    node, coordinator, _ = two_ends(cut_after_nbytes=30)
+    with pytest.raises(ConnectionLost):
+        node.send(say.Leaving("this will not arrive whole"), memoryview(bytes(100)))
+    with pytest.raises(ConnectionLost):
+        coordinator.wait()
+
+
+def test_a_refusal_carries_its_reason_and_exit_code():
+    node, coordinator, _ = two_ends()
+    coordinator.send(say.Stop("wrong token", 77))
+    with pytest.raises(Refused, match="wrong token"):
+        introduce(node, Identity("bad", "atlas", 1, CPU), threads=1)
+
+
+def a_worker(job, data="auto"):
+    node, coordinator, sink = two_ends()
+    worker = Worker(node, job, say.Welcome(1, job.seed, data), CPU)
+    return worker, node, coordinator, sink, coordinator.wait()
+
+
+def work_for(worker, ids=None, batches=None):
+    """The Work message for the first two batches of a step of 32 samples, with its payload."""
+    weights = worker._trainer.weights.bytes
+    payload = [weights, ids.numpy().data.cast("B")] if ids is not None else [weights, *batches.buffers]
+    description = [batches.description] if batches is not None else None
+    return say.Work(1, 0, 0, 0, [8] if batches else [8, 8], 32, len(weights), description), payload
+
+
+def test_a_worker_returns_the_sum_of_what_was_leased():
+    job = make()
+    worker, node, coordinator, sink, ready = a_worker(job)
+    assert (ready.samples, len(ready.tensors)) == (83, 4)
+    work, payload = work_for(worker, ids=torch.arange(16))
+    coordinator.send(work, *payload)
+    worker._compute(node.wait())
+    update = coordinator.wait()
+    assert (update.lease, len(update.losses), update.touched) == (1, 2, b"\x0f")
+    gradient = torch.frombuffer(sink.last, dtype=torch.float32)
+    assert gradient.abs().sum() > 0
+    assert len(sink.last) == worker._trainer.layout.live_nbytes
+
+
+def test_streamed_batches_give_the_same_update_and_the_data_set_is_never_opened():
+    def closed():
+        raise AssertionError("a node that is streamed to must not call dataset()")
+
+    local, node, coordinator, sink, _ = a_worker(make())
+    work, payload = work_for(local, ids=torch.arange(8))
+    coordinator.send(say.Work(1, 0, 0, 0, [8], 32, work.weights_nbytes), payload[0], payload[1])
+    local._compute(node.wait())
+    coordinator.wait()
+    expected = bytes(sink.last)
+
+    streamed, node, coordinator, sink, ready = a_worker(make(dataset=closed), data="stream")
+    assert ready.samples is None
+    data = make().dataset()
+    work, payload = work_for(streamed, batches=pack([tensor[:8] for tensor in data.tensors]))
+    coordinator.send(work, *payload)
+    streamed._compute(node.wait())
+    coordinator.wait()
+    assert bytes(sink.last) == expected
+
+
+def test_weights_are_received_straight_into_the_model():
+    job = make()
+    worker, node, coordinator, _, _ = a_worker(job)
+    other = build_model(job, seed=99)
+    parameter = next(worker._trainer.model.parameters())
+    weights = worker._trainer.weights
+    assert parameter.data_ptr() == weights.raw.data_ptr()
+    assert not torch.equal(parameter, next(other.parameters()))
+    (destination, _ids) = worker._place_for(say.Work(1, 0, 0, 0, [8], 8, len(weights.bytes)), len(weights.bytes) + 64)
+    assert destination.obj is weights.bytes.obj
+
+
+def test_an_error_in_the_users_code_is_reported_with_batch_file_and_line():
+    def loss(model, batch):
+        raise ValueError("bad batch")
+
+    worker, node, coordinator, _, _ = a_worker(make(loss=loss))
+    work, payload = work_for(worker, ids=torch.arange(16))
+    coordinator.send(work, *payload)
+    worker._compute(node.wait())
+    failed = coordinator.wait()
+    assert (failed.lease, failed.batch) == (1, 0)
+    assert "ValueError: bad batch (test_connection.py:" in failed.problem
+    assert "Traceback" in failed.details
+
+
+def test_a_node_whose_data_cannot_be_opened_says_so_and_can_still_be_streamed_to():
+    def missing():
+        raise FileNotFoundError("images.bin")
+
+    *_, ready = a_worker(make(dataset=missing))
+    assert ready.samples is None
+    assert "images.bin" in ready.data_problem
+
+
+def test_weights_of_another_size_are_refused():
+    worker, _, _, _, _ = a_worker(make())
+    with pytest.raises(ProtocolError):
+        worker._place_for(say.Work(1, 0, 0, 0, [8], 8, 1 << 40), 1 << 41)
+
+
+def test_a_taken_port_is_explained():
+    listener = Listener("127.0.0.1", 0)
+    with pytest.raises(UsageError, match=f"port {listener.port} .*choose another with --port"):
+        Listener("127.0.0.1", listener.port)
+    listener.close()

@@ -1,0 +1,238 @@
+"""The coordinator's decisions: events in, actions out, on a clock that only moves when told."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from wide.coordinator.events import (
+    CloseStep,
+    DropNode,
+    EndRun,
+    GrantLease,
+    MergeUpdate,
+    NodeJoined,
+    NodeLeft,
+    RejectUpdate,
+    StopRequested,
+    Ticked,
+    UpdateArrived,
+    WorkFailed,
+)
+from wide.coordinator.state import Pool
+from wide.job.schedule import Schedule
+from wide.strategy.tree import Block
+
+
+def a_pool(batches_per_step=4, steps=3, seconds=None, samples=1000):
+    return Pool(Schedule(samples, 1, batches_per_step, seed=0), steps, seconds)
+
+
+def grants(actions):
+    return [action for action in actions if isinstance(action, GrantLease)]
+
+
+def join(pool, *nodes, now=0.0):
+    return [grant for node in nodes for grant in grants(pool.handle(NodeJoined(node), now))]
+
+
+def kinds(actions):
+    return [type(action) for action in actions]
+
+
+def test_a_newcomer_gets_one_batch_at_once():
+    (grant,) = join(a_pool(), 1)
+    assert (grant.node, grant.step, grant.block) == (1, 0, Block(0, 1))
+
+
+def test_the_last_update_closes_the_step_and_opens_the_next():
+    pool = a_pool(batches_per_step=2)
+    one, two = join(pool, 1, 2)
+    assert kinds(pool.handle(UpdateArrived(1, one.lease), 1.0)) == [MergeUpdate]
+    actions = pool.handle(UpdateArrived(2, two.lease), 1.0)
+    assert kinds(actions) == [MergeUpdate, CloseStep, GrantLease, GrantLease]
+    assert {grant.step for grant in grants(actions)} == {1}
+    assert pool.version == 1
+
+
+def test_the_run_ends_after_its_last_step_and_says_nothing_more():
+    pool = a_pool(batches_per_step=1, steps=1)
+    (grant,) = join(pool, 1)
+    assert kinds(pool.handle(UpdateArrived(1, grant.lease), 1.0)) == [MergeUpdate, CloseStep, EndRun]
+    assert pool.handle(NodeJoined(2), 2.0) == []
+
+
+def test_the_run_ends_when_its_time_is_over():
+    pool = a_pool(batches_per_step=1, steps=None, seconds=10)
+    (grant,) = join(pool, 1, now=5.0)
+    (grant,) = grants(pool.handle(UpdateArrived(1, grant.lease), 14.9))
+    assert kinds(pool.handle(UpdateArrived(1, grant.lease), 15.0)) == [MergeUpdate, CloseStep, EndRun]
+
+
+def test_a_lease_is_granted_again_when_its_node_leaves():
+    pool = a_pool(batches_per_step=2)
+    one, two = join(pool, 1, 2)
+    pool.handle(UpdateArrived(1, one.lease), 1.0)
+    (again,) = grants(pool.handle(NodeLeft(2, "killed"), 1.5))
+    assert (again.node, again.block) == (1, two.block)
+
+
+def test_a_pool_without_nodes_waits_and_goes_on():
+    pool = a_pool(batches_per_step=2)
+    (grant,) = join(pool, 1)
+    assert pool.handle(NodeLeft(1, "killed"), 1.0) == []
+    assert pool.handle(Ticked(), 99.0) == []
+    (again,) = join(pool, 2, now=100.0)
+    assert again.block == grant.block
+
+
+def test_an_update_counts_once():
+    pool = a_pool()
+    (grant,) = join(pool, 1)
+    assert kinds(pool.handle(UpdateArrived(1, grant.lease), 1.0))[0] is MergeUpdate
+    (reject,) = pool.handle(UpdateArrived(1, grant.lease), 1.1)
+    assert (type(reject), reject.reason) == (RejectUpdate, "unknown lease")
+
+
+def test_an_update_for_somebody_elses_lease_is_rejected():
+    pool = a_pool()
+    one, _two = join(pool, 1, 2)
+    (reject,) = pool.handle(UpdateArrived(2, one.lease), 1.0)
+    assert reject.reason == "unknown lease"
+
+
+def with_a_slow_node():
+    """Node 2 needs ten times as long as node 1; it holds the only batch that is still out. Node 1 asks at time 24."""
+    pool = a_pool(batches_per_step=2, steps=None)
+    one, two = join(pool, 1, 2)
+    pool.handle(UpdateArrived(1, one.lease), 1.0)
+    one, two = grants(pool.handle(UpdateArrived(2, two.lease), 10.0))
+    return pool, one, two
+
+
+def test_an_idle_node_recomputes_what_a_slow_one_still_holds():
+    pool, one, two = with_a_slow_node()
+    actions = pool.handle(UpdateArrived(1, one.lease), 11.0)
+    assert [(grant.node, grant.block) for grant in grants(actions)] == [(1, two.block)]
+
+
+def test_the_first_result_wins_and_the_late_one_is_counted():
+    pool, one, two = with_a_slow_node()
+    (rescue,) = grants(pool.handle(UpdateArrived(1, one.lease), 11.0))
+    assert kinds(pool.handle(UpdateArrived(1, rescue.lease), 12.0))[:2] == [MergeUpdate, CloseStep]
+    late, *_ = pool.handle(UpdateArrived(2, two.lease), 20.0)
+    assert (type(late), late.reason) == (RejectUpdate, "late")
+    assert pool.members[2].lease is None or pool.members[2].lease.step == pool.version
+
+
+def test_equal_nodes_do_not_compute_anything_twice():
+    pool = a_pool(batches_per_step=2, steps=None)
+    one, two = join(pool, 1, 2)
+    pool.handle(UpdateArrived(1, one.lease), 1.0)
+    one, two = grants(pool.handle(UpdateArrived(2, two.lease), 1.1))
+    assert grants(pool.handle(UpdateArrived(1, one.lease), 2.0)) == []
+    assert grants(pool.handle(Ticked(), 2.1)) == []
+
+
+def test_a_lease_that_is_long_overdue_is_recomputed():
+    pool = a_pool(batches_per_step=2, steps=None)
+    one, two = join(pool, 1, 2)
+    pool.handle(UpdateArrived(1, one.lease), 1.0)
+    assert grants(pool.handle(Ticked(), 2.0)) == []
+    (rescue,) = grants(pool.handle(Ticked(), 30.0))
+    assert (rescue.node, rescue.block) == (1, two.block)
+
+
+def test_a_rescued_block_survives_the_death_of_either_holder():
+    pool, one, two = with_a_slow_node()
+    (rescue,) = grants(pool.handle(UpdateArrived(1, one.lease), 11.0))
+    assert pool.handle(NodeLeft(2, "killed"), 11.5) == []
+    assert kinds(pool.handle(UpdateArrived(1, rescue.lease), 12.0))[:2] == [MergeUpdate, CloseStep]
+
+
+def test_faster_nodes_get_larger_leases():
+    pool = a_pool(batches_per_step=64, steps=None)
+    leases = {grant.node: grant for grant in join(pool, 1, 2)}
+    sizes = {1: [], 2: []}  # in the second step
+    now, due = 0.0, {1: 1.0, 2: 4.0}
+    while pool.version < 2:
+        node = min(due, key=due.get)
+        now = due[node]
+        actions = pool.handle(UpdateArrived(node, leases[node].lease), now)
+        for grant in grants(actions):
+            leases[grant.node] = grant
+            if grant.step == 1:
+                sizes[grant.node].append(grant.block.size)
+            due[grant.node] = now + grant.block.size * (1.0 if grant.node == 1 else 4.0)
+        if not any(grant.node == node for grant in grants(actions)):
+            due[node] = float("inf")
+    assert max(sizes[1]) >= 2 * max(sizes[2])
+    assert sizes[1][-1] < sizes[1][0], "they shrink as the step ends"
+    assert now < 1.15 * (64 + 64) / 1.25 + 4, "and the pool is nearly as fast as its nodes together"
+
+
+def test_a_failure_on_one_machine_is_tried_on_another():
+    pool = a_pool()
+    one, _two = join(pool, 1, 2)
+    actions = pool.handle(WorkFailed(1, one.lease, 0, "out of memory"), 1.0)
+    assert kinds(actions) == [RejectUpdate, DropNode]
+    assert pool.members.keys() == {2}
+
+
+def test_a_failure_on_two_machines_is_the_jobs_own():
+    pool = a_pool(batches_per_step=1)
+    (one,) = join(pool, 1, 2)
+    _reject, drop, again = pool.handle(WorkFailed(1, one.lease, 0, "ValueError: bad image (job.py:4)"), 1.0)
+    assert (type(drop), again.node) == (DropNode, 2)
+    *_, end = pool.handle(WorkFailed(2, again.lease, 0, "ValueError: bad image (job.py:4)"), 2.0)
+    assert isinstance(end, EndRun)
+    assert "step 0, batch 0, node 2: ValueError: bad image (job.py:4)" in end.failure
+
+
+def test_a_failure_on_the_only_node_ends_the_run():
+    pool = a_pool()
+    (one,) = join(pool, 1)
+    assert kinds(pool.handle(WorkFailed(1, one.lease, 0, "no"), 1.0)) == [RejectUpdate, EndRun]
+
+
+def test_unsound_numbers_are_never_merged():
+    pool = a_pool()
+    one, _two = join(pool, 1, 2)
+    actions = pool.handle(UpdateArrived(1, one.lease, "the gradient is not finite"), 1.0)
+    assert MergeUpdate not in kinds(actions)
+    assert DropNode in kinds(actions)
+
+
+def test_a_request_to_stop_ends_the_run():
+    assert kinds(a_pool().handle(StopRequested("SIGTERM"), 1.0)) == [EndRun]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_batch_is_merged_exactly_once_whoever_comes_and_goes(seed):
+    chance, pool = random.Random(seed), a_pool(batches_per_step=11, steps=12, samples=100)
+    now, leases, merged, names, ended = 0.0, {}, [], 0, False
+    while not ended:
+        now += chance.random()
+        lost = chance.random() < 0.1 and leases
+        if not pool.members or chance.random() < 0.05:
+            names += 1
+            actions = pool.handle(NodeJoined(names), now)
+        elif lost:
+            node = chance.choice(list(leases))
+            del leases[node]
+            actions = pool.handle(NodeLeft(node, "killed"), now)
+        elif leases:
+            node = chance.choice(list(leases))
+            actions = pool.handle(UpdateArrived(node, leases.pop(node).lease), now)
+        else:
+            actions = pool.handle(Ticked(), now)
+        for action in actions:
+            if isinstance(action, GrantLease):
+                assert action.node in pool.members, "no lease to the dead"
+                leases[action.node] = action
+            elif isinstance(action, MergeUpdate):
+                merged += [(action.step, batch) for batch in range(*action.block)]
+            ended = ended or isinstance(action, EndRun)
+    expected = [(n, b) for n in range(12) for b in range(pool.schedule.step(n).batches)]
+    assert sorted(merged) == expected

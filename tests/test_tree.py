@@ -1,0 +1,81 @@
+"""The tree: the same additions on the same operands, whoever computed what and whenever it came."""
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wide.strategy.sync import OpenStep, lease_size
+from wide.strategy.tree import Block, TreeSum, aligned_blocks, halves, kin
+
+
+def in_words(block):
+    """The sum over a block as the definition writes it."""
+    if block.size == 1:
+        return str(block.first)
+    left, right = halves(block)
+    return f"({in_words(left)}+{in_words(right)})"
+
+
+def test_the_left_half_is_the_largest_power_of_two_below():
+    assert halves(Block(0, 8)) == (Block(0, 4), Block(4, 8))
+    assert halves(Block(0, 13)) == (Block(0, 8), Block(8, 13))
+    assert halves(Block(8, 13)) == (Block(8, 12), Block(12, 13))
+
+
+def test_kin_are_parent_and_sibling():
+    assert kin(Block(8, 12), Block(0, 13)) == (Block(8, 13), Block(12, 13))
+    assert kin(Block(12, 13), Block(0, 13)) == (Block(8, 13), Block(8, 12))
+
+
+@given(st.integers(1, 200))
+def test_aligned_blocks_cover_a_step_once(total):
+    blocks = aligned_blocks(total)
+    assert [i for block in blocks for i in range(*block)] == list(range(total))
+    assert all(block.size & (block.size - 1) == 0 and block.first % block.size == 0 for block in blocks)
+
+
+@given(st.integers(1, 70), st.integers(0, 10**6))
+def test_any_cutting_in_any_order_gives_the_sum_of_the_definition(total, seed):
+    chance = random.Random(seed)
+    opened, pieces = OpenStep(total), []
+    while opened.free:
+        pieces.append(opened.cut(1 << chance.randrange(6)))
+    chance.shuffle(pieces)
+    whole = TreeSum(Block(0, total), lambda a, b: f"({a}+{b})")
+    for piece in pieces:
+        inner = TreeSum(piece, lambda a, b: f"({a}+{b})")
+        for i in range(*piece):
+            inner.add(Block(i, i + 1), str(i))
+        whole.add(piece, inner.take())
+    assert whole.take() == in_words(Block(0, total))
+
+
+@given(st.integers(1, 100), st.integers(0, 10**6))
+def test_a_step_is_leased_and_merged_exactly_once_whatever_is_given_back(total, seed):
+    chance = random.Random(seed)
+    opened, out, merged = OpenStep(total), [], []
+    while not opened.is_complete:
+        if opened.free and chance.random() < 0.6:
+            out.append(opened.cut(1 << chance.randrange(5)))
+        elif out:
+            block = out.pop(chance.randrange(len(out)))
+            if chance.random() < 0.3:
+                opened.give_back(block)
+            else:
+                opened.accept(block)
+                merged += range(*block)
+        assert opened.free + opened.missing <= 2 * total
+    assert sorted(merged) == list(range(total))
+
+
+def test_a_lease_is_a_share_of_what_is_missing_and_shrinks():
+    assert lease_size(missing=40, share=0.1, free=40, takers=10) == 4
+    assert lease_size(missing=40, share=0.41, free=40, takers=1) == 16
+    assert lease_size(missing=6, share=0.41, free=6, takers=1) == 2
+    assert lease_size(missing=40, share=0.0, free=40, takers=1) == 1
+
+
+def test_a_lease_leaves_something_for_every_idle_node():
+    assert lease_size(missing=10, share=0.5, free=10, takers=10) == 1
+    assert lease_size(missing=40, share=0.9, free=40, takers=10) == 4
