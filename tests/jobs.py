@@ -116,10 +116,13 @@ EVERYTHING = {
     ),
     "mixed dtypes": make(model=Mixed),
     "all bf16": make(
-        model=lambda: mlp(torch.bfloat16), loss=lambda model, batch: F.cross_entropy(model(batch[0].bfloat16()), batch[1])
+        model=lambda: mlp(torch.bfloat16),
+        loss=lambda model, batch: F.cross_entropy(model(batch[0].bfloat16()), batch[1]),
     ),
     "channels last": make(
-        model=lambda: nn.Sequential(nn.Conv2d(1, 4, 2), nn.Flatten(), nn.Linear(8, 3)).to(memory_format=torch.channels_last),
+        model=lambda: nn.Sequential(nn.Conv2d(1, 4, 2), nn.Flatten(), nn.Linear(8, 3)).to(
+            memory_format=torch.channels_last
+        ),
         loss=lambda model, batch: F.cross_entropy(model(batch[0].view(-1, 1, 2, 3)), batch[1]),
     ),
     "random samples": make(dataset=lambda: Samples(lambda x, y: (x, y))),
@@ -127,7 +130,10 @@ EVERYTHING = {
     "named tuples": make(dataset=lambda: Samples(Pair), loss=of_pair),
     "own collate": make(
         dataset=lambda: Samples(lambda x, y: (x, y)),
-        collate=lambda samples: {"in": {"x": torch.stack([x for x, _ in samples])}, "y": (torch.stack([y for _, y in samples]),)},
+        collate=lambda samples: {
+            "in": {"x": torch.stack([x for x, _ in samples])},
+            "y": (torch.stack([y for _, y in samples]),),
+        },
         loss=of_dict,
     ),
     "a subset": make(dataset=lambda: Subset(points(), range(5, 70))),

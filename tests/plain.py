@@ -56,7 +56,8 @@ def train(job, steps):
                 moved = lambda now, old: torch.where(now == old, 0, now - old) * weight  # noqa: B023, E731
                 floats = [(b, before[n]) for n, b in model.named_buffers() if b.is_floating_point()]
                 changes.append([moved(now, old).detach() for now, old in floats])
-                counters = {n: b.clone() for n, b in model.named_buffers()} if number == 0 else counters
+                if number == 0:
+                    counters = {name: buffer.clone() for name, buffer in model.named_buffers()}
             for p, gradient in zip(parameters, tree_sum(gradients), strict=True):
                 p.grad = gradient
             change = iter(tree_sum(changes))

@@ -39,7 +39,9 @@ class Sink:
         return [memoryview(self.buffers[-1])]
 
 
-def raw_frame(code=CODES[Hello], magic=MAGIC, protocol=PROTOCOL, header=None, header_nbytes=None, payload_nbytes=0, checksum=None):
+def raw_frame(
+    code=CODES[Hello], magic=MAGIC, protocol=PROTOCOL, header=None, header_nbytes=None, payload_nbytes=0, checksum=None
+):
     header = msgspec.msgpack.encode(HELLO) if header is None else header
     length = len(header) if header_nbytes is None else header_nbytes
     return FIXED.pack(magic, protocol, code, 0, length, payload_nbytes, checksum or zlib.crc32(header)) + header

@@ -176,7 +176,9 @@ def test_a_data_set_that_raises_at_one_index_says_which():
             return i
 
     samples = as_samples(Holed())
-    with pytest.raises(TrainingFailed, match=r"failed at sample 7: OSError: cannot read image \(test_job.py:\d+ in __geti"):
+    with pytest.raises(
+        TrainingFailed, match=r"failed at sample 7: OSError: cannot read image \(test_job.py:\d+ in __geti"
+    ):
         samples.batch(torch.tensor([1, 7]), 0)
 
 
@@ -188,7 +190,11 @@ def test_samples_of_different_shapes_are_explained():
 def test_a_loss_must_be_one_number_with_a_gradient():
     parameter = torch.ones(3, requires_grad=True)
     assert check_loss(parameter.sum()) is not None
-    for wrong, words in ((1.0, "float, not a tensor"), (parameter * 2, "not a scalar"), (torch.ones(()), "does not depend")):
+    for wrong, words in (
+        (1.0, "float, not a tensor"),
+        (parameter * 2, "not a scalar"),
+        (torch.ones(()), "does not depend"),
+    ):
         with pytest.raises(TrainingFailed, match=words):
             check_loss(wrong)
 

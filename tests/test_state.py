@@ -196,6 +196,14 @@ def test_a_failure_on_the_only_node_ends_the_run():
     assert kinds(pool.handle(WorkFailed(1, one.lease, 0, "no"), 1.0)) == [RejectUpdate, EndRun]
 
 
+def test_a_failure_on_the_only_node_of_an_open_pool_leaves_the_work_to_others():
+    pool = Pool(Schedule(1000, 1, 1, seed=0), 3, None, is_open=True)
+    (one,) = join(pool, 1)
+    assert kinds(pool.handle(WorkFailed(1, one.lease, 0, "no"), 1.0)) == [RejectUpdate, DropNode]
+    (again,) = join(pool, 2)
+    assert again.block == one.block
+
+
 def test_unsound_numbers_are_never_merged():
     pool = a_pool()
     one, _two = join(pool, 1, 2)

@@ -217,11 +217,12 @@ class Server:
     def _heard_hello(self, peer: Peer, hello: say.Hello) -> None:
         if peer.node:
             raise ProtocolError("out of order", "a second hello")
-        peer.is_evaluator = hello.role == "evaluator"
-        expected = self.door.evaluator_token if peer.is_evaluator else self.door.token
+        is_evaluator = hello.role == "evaluator"
+        expected = self.door.evaluator_token if is_evaluator else self.door.token
         if not hmac.compare_digest(hello.token.encode(), expected.encode()):
             raise Refused("wrong token: set WIDE_TOKEN, or --token-file, to the token of `wide serve`")
-        self._nodes += not peer.is_evaluator
+        peer.is_evaluator = is_evaluator
+        self._nodes += not is_evaluator
         peer.node, peer.pid = EVALUATOR if peer.is_evaluator else self._nodes, hello.pid
         peer.name, peer.host = _printable(hello.name), _printable(hello.host)
         self._strangers.discard(peer)

@@ -62,8 +62,9 @@ class Member:
 class Pool:
     """The state of one synchronous run."""
 
-    def __init__(self, schedule: Schedule, steps: int | None, seconds: float | None) -> None:
+    def __init__(self, schedule: Schedule, steps: int | None, seconds: float | None, is_open: bool = False) -> None:
         self.schedule = schedule
+        self.is_open = is_open  # others may still join, so a lone node that fails does not speak for all
         self.last_step = steps
         self.seconds = seconds
         self.members: dict[int, Member] = {}
@@ -135,11 +136,11 @@ class Pool:
     def _failed_on(
         self, member: Member, lease: Lease, batch: int, problem: str, details: str, now: float
     ) -> list[Action]:
-        """One machine may be broken: its work is tried on another. Where two agree, or it is the only one, we fail."""
+        """One machine may be broken: its work is tried on another. Where two agree, or no other can come, we fail."""
         where = f"step {lease.step}, batch {batch}, node {member.node}: {problem}"
         reject = RejectUpdate(member.node, "failed", where)
         member.lease = lease
-        if batch in self._failed or len(self.members) == 1:
+        if batch in self._failed or (len(self.members) == 1 and not self.is_open):
             return [reject, *self._end("failed", where, details)]
         self._failed[batch] = problem
         return [reject, *self._drop(member, problem, now)]

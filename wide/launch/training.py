@@ -86,7 +86,7 @@ class Run:
     def _pool(self, samples: Samples, crew: Crew) -> list[int]:
         here = build(pick_device(self.options.device), self.job.threads)
         door = Door(crew.token, crew.evaluator_token, self.seed, self.options.data, here)
-        pool = Pool(self.schedule, self.steps, self.options.seconds)
+        pool = Pool(self.schedule, self.steps, self.options.seconds, is_open=not crew.is_local)
         feed = Feed(samples, self.schedule)
         evaluation = Evaluation(self.record, self.job.evaluate is not None)
         server = Server(crew.listener, door, pool, self.master, feed, self.record, evaluation)

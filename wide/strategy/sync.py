@@ -6,7 +6,6 @@ import math
 
 from wide.strategy.tree import Block, aligned_blocks, halves
 
-
 TOLERANCE = 1.2
 
 

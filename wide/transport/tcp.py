@@ -99,4 +99,7 @@ class Listener:
         return TcpStream(sock), f"{address[0]}:{address[1]}"
 
     def close(self) -> None:
+        """Callers that were never accepted are sent away too, even if forked children still hold this socket."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
