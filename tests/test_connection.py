@@ -34,7 +34,7 @@ class Buffers:
 def two_ends(**faults):
     left, right = pair(**faults)
     coordinator, sink = Connection(right), Buffers()
-    coordinator.allow(sink, 1 << 20, 1 << 30)
+    coordinator.reader.allow(sink, 1 << 20, 1 << 30)
     return Connection(left), coordinator, sink
 
 

@@ -126,7 +126,7 @@ def test_numbers_that_are_not_finite_are_refused_and_the_run_goes_on(serving, tm
         evil = Connection(connect(host, int(port)))
         evil.send(say.Hello(token_of(tmp_path), "node", "evil", "h", 1, "b"))
         evil.wait()
-        evil.allow(lambda message, nbytes: [memoryview(bytearray(nbytes))] if nbytes else [], 1 << 20, 1 << 30)
+        evil.reader.allow(lambda message, nbytes: [memoryview(bytearray(nbytes))] if nbytes else [], 1 << 20, 1 << 30)
         evil.send(say.Ready(tensors_of(job), 83))
         work = evil.wait()
         live_nbytes = work.weights_nbytes

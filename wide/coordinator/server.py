@@ -94,7 +94,7 @@ class Server:
     def serve(self, watch: Callable[[], str]) -> None:
         """Until the run is over. `watch` is asked now and then whether there is a reason to give up."""
         self.master.begin(self.pool.step.batches)
-        while self.ended is None or self.evaluation.is_busy:
+        while self.ended is None or (self.evaluation.is_busy and not self.stop_reason):
             for key, mask in self._selector.select(TICK_S):
                 if key.data is None:
                     self._accept()
@@ -227,7 +227,7 @@ class Server:
         peer.name, peer.host = _printable(hello.name), _printable(hello.host)
         self._strangers.discard(peer)
         self._peers[peer.node] = peer
-        peer.connection.allow(lambda m, n: self._place_for(peer, m, n), HEADER_LIMIT, self.master.layout.live_nbytes)
+        peer.connection.reader.allow(lambda m, n: self._place_for(peer, m, n), HEADER_LIMIT, self.master.layout.live_nbytes)
         if not peer.is_evaluator:
             if hello.build != self.door.build:
                 log.warning(
@@ -358,7 +358,8 @@ class Server:
     def _end_run(self, end: events.EndRun) -> None:
         self.ended = end
         last = self.pool.version - 1
-        if not end.failure and last >= 0 and not self.pool.schedule.step(last).is_last_of_epoch:
+        is_complete = not end.failure and not self.stop_reason
+        if is_complete and last >= 0 and not self.pool.schedule.step(last).is_last_of_epoch:
             self.evaluation.ask(self.pool.schedule.step(last).epoch, last + 1, self.master.weights)
 
 

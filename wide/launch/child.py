@@ -43,7 +43,8 @@ def coordinate(job: str | bytes, name: str, options: Options, is_relayed: bool, 
         answer = ("error", error.exit_code, str(error), error.details)
     except KeyboardInterrupt:
         answer = ("error", 128 + signal.SIGINT, "interrupted", "")
-    parent.send_bytes(msgspec.json.encode(answer))
+    with contextlib.suppress(OSError):  # a parent that was killed hears nothing
+        parent.send_bytes(msgspec.json.encode(answer))
 
 
 def _train(job: str | bytes, name: str, options: Options) -> Result:

@@ -40,7 +40,7 @@ class Evaluator:
         layout = Layout(self._model)
         self._weights = Flat(layout, only_live=False)
         bind(self._model, self._weights, layout)
-        connection.allow(self._place_for, HEADER_LIMIT, PAYLOAD_LIMIT)
+        connection.reader.allow(self._place_for, HEADER_LIMIT, PAYLOAD_LIMIT)
         connection.send(say.Ready(layout.describe(), None))
 
     def work(self) -> None:

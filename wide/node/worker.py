@@ -87,7 +87,7 @@ class Worker:
                 self._samples = Samples(job)
             except TrainingFailed as error:
                 problem = str(error)
-        connection.allow(self._place_for, HEADER_LIMIT, PAYLOAD_LIMIT)
+        connection.reader.allow(self._place_for, HEADER_LIMIT, PAYLOAD_LIMIT)
         length = len(self._samples) if self._samples is not None else None
         connection.send(say.Ready(self._trainer.layout.describe(), length, problem))
 

@@ -34,12 +34,6 @@ class Connection:
         self._outbox: deque[bytes | memoryview] = deque()
         self._inbox: deque[Message] = deque()
 
-    def allow(self, sink: Sink, header_limit: int, payload_limit: int) -> None:
-        """From now on the peer is known, and payloads may come."""
-        self.reader.sink = sink
-        self.reader.header_limit = header_limit
-        self.reader.payload_limit = payload_limit
-
     def send(self, message: Message, *payload: memoryview) -> None:
         """Send now what the network takes; `flush` sends the rest. Buffers must not change until then."""
         payload_nbytes = sum(map(len, payload))

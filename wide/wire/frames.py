@@ -21,6 +21,7 @@ from wide.wire.messages import CODES, PROTOCOL, TYPES, Message
 
 MAGIC = b"WIDE"
 FIXED = struct.Struct("<4sBBHIQI")
+STRANGER_NBYTES = 8 * 1024  # thousands of callers may connect and say nothing
 SCRATCH_NBYTES = 64 * 1024  # a small frame, payload included, arrives whole in one read
 
 Destinations = Sequence[memoryview]
@@ -55,11 +56,16 @@ class Reader:
         self.sink = sink
         self.header_limit = header_limit
         self.payload_limit = payload_limit
-        self._scratch = memoryview(bytearray(SCRATCH_NBYTES))
+        self._scratch = memoryview(bytearray(STRANGER_NBYTES))
         self._start = 0  # unread bytes are scratch[start:end]
         self._end = 0
         self._message: Message | None = None
         self._rest: list[memoryview] = []  # what the current payload has yet to fill
+
+    def allow(self, sink: Sink, header_limit: int, payload_limit: int) -> None:
+        """From now on the peer is known: longer headers, and payloads, may come."""
+        self.sink, self.header_limit, self.payload_limit = sink, header_limit, payload_limit
+        self._make_room(SCRATCH_NBYTES)
 
     def space(self) -> memoryview:
         return self._rest[0] if self._rest else self._scratch[self._end :]
@@ -135,7 +141,7 @@ class Reader:
 
     def _make_room(self, whole_nbytes: int) -> None:
         """Move the unread bytes to the front, of a larger scratch if the header itself needs one."""
-        if self._start == self._end:
+        if self._start == self._end and whole_nbytes <= len(self._scratch):
             self._start = self._end = 0
             return
         unread = bytes(self._scratch[self._start : self._end])
