@@ -5,6 +5,7 @@ A message becomes an event, the event becomes actions, the actions are carried o
 
 from __future__ import annotations
 
+import functools
 import hmac
 import math
 import selectors
@@ -227,7 +228,8 @@ class Server:
         peer.name, peer.host = _printable(hello.name), _printable(hello.host)
         self._strangers.discard(peer)
         self._peers[peer.node] = peer
-        peer.connection.reader.allow(lambda m, n: self._place_for(peer, m, n), HEADER_LIMIT, self.master.layout.live_nbytes)
+        sink = functools.partial(self._place_for, peer)
+        peer.connection.reader.allow(sink, HEADER_LIMIT, self.master.layout.live_nbytes)
         if not peer.is_evaluator:
             if hello.build != self.door.build:
                 log.warning(
