@@ -8,7 +8,7 @@ from torch import nn
 from wide.codec.layout import Flat, Layout, bind, join
 from wide.errors import TrainingFailed
 from wide.job.definition import Job
-from wide.job.loading import blame
+from wide.job.loading import users_code
 from wide.strategy.tree import Block, TreeSum
 
 
@@ -25,11 +25,9 @@ class Master:
         bind(model, self.weights, self.layout)
         by_name = dict(model.named_parameters())
         self._parameters = [by_name[slot.name] for slot in self.layout.trainable]
-        try:
+        with users_code("building the optimizer or its scheduler failed"):
             self.optimizer = job.optimizer(model.parameters())
             self.scheduler = job.scheduler(self.optimizer) if job.scheduler else None
-        except Exception as error:
-            raise blame(error, "building the optimizer or its scheduler failed") from None
         self._sum: TreeSum[Flat] = TreeSum(Block(0, 1), self._join)
         self._spare: list[Flat] = []
 
@@ -49,16 +47,14 @@ class Master:
     def update(self) -> None:
         """All batches are in: one step of the job's optimizer."""
         total = self._sum.take()
-        try:
-            for i, (parameter, gradient) in enumerate(zip(self._parameters, total.trainable, strict=True)):
-                parameter.grad = gradient if total.touched >> i & 1 else None
+        for i, (parameter, gradient) in enumerate(zip(self._parameters, total.trainable, strict=True)):
+            parameter.grad = gradient if total.touched >> i & 1 else None
+        with users_code("the optimizer's step failed"):
             if self.job.clip_norm is not None:
                 nn.utils.clip_grad_norm_(self._parameters, self.job.clip_norm)
             self.optimizer.step()
             if self.scheduler is not None:
                 self.scheduler.step()
-        except Exception as error:
-            raise blame(error, "the optimizer's step failed") from None
         with torch.no_grad():
             for run, change in zip(self.weights.averaged_runs, total.averaged_runs, strict=True):
                 run.add_(change)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import sys
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
-from wide.errors import TrainingFailed, UsageError
+from wide.errors import TrainingFailed, UsageError, WideError
 from wide.job.definition import Job
 
 _loaded: dict[Path, object] = {}  # so that a process forked from a warm parent need not run the file again
@@ -70,7 +72,13 @@ def describe(error: BaseException, path: Path | None = None) -> str:
     return f"{what} ({Path(users[-1].filename).name}:{users[-1].lineno} in {users[-1].name})"
 
 
-def blame(error: Exception, doing: str) -> TrainingFailed:
-    """The user's code raised while we were `doing` something: one line for people, the traceback for verbose."""
-    details = "".join(traceback.format_exception(error))
-    return TrainingFailed(f"{doing}: {describe(error)}", details)
+@contextlib.contextmanager
+def users_code(doing: str) -> Iterator[None]:
+    """What the user's code raises in this block becomes one line, with its file and line; verbose has the traceback."""
+    try:
+        yield
+    except WideError:
+        raise
+    except Exception as error:
+        details = "".join(traceback.format_exception(error))
+        raise TrainingFailed(f"{doing}: {describe(error)}", details) from None

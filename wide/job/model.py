@@ -9,17 +9,15 @@ from torch import nn
 
 from wide.errors import TrainingFailed
 from wide.job.definition import Job
-from wide.job.loading import blame
+from wide.job.loading import users_code
 from wide.job.seeding import seed_everything
 
 
 def build_model(job: Job, seed: int) -> nn.Module:
     """The job's model; its initial weights follow from the seed."""
     seed_everything(seed)
-    try:
+    with users_code("model() failed"):
         model = job.model()
-    except Exception as error:
-        raise blame(error, "model() failed") from None
     if not isinstance(model, nn.Module):
         raise TrainingFailed(f"model() returned {type(model).__name__}, not a torch.nn.Module")
     return model

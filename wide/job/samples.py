@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import Subset, TensorDataset, default_collate
 
 from wide.job.definition import Job
-from wide.job.loading import blame
+from wide.job.loading import users_code
 from wide.job.seeding import seed_everything
 
 
@@ -18,11 +18,9 @@ class Samples:
     """The job's data set, opened once; `batch(ids, seed)` is what DataLoader would have given for those ids."""
 
     def __init__(self, job: Job) -> None:
-        try:
+        with users_code("dataset() failed"):
             self._dataset = job.dataset()
             self._length = len(self._dataset)
-        except Exception as error:
-            raise blame(error, "dataset() failed") from None
         self._collate: Callable[[list[Any]], Any] = job.collate or default_collate
         self._gather = _gatherer(self._dataset) if job.collate is None else None
 
@@ -39,28 +37,23 @@ class Samples:
         if self._gather is not None:
             return self._gather(ids)
         seed_everything(seed)
-        return self._collated(self._fetch(ids.tolist()))
-
-    def _fetch(self, ids: Sequence[int]) -> list[Any]:
-        many = getattr(self._dataset, "__getitems__", None)
-        try:
-            if many is not None:
-                return list(many(ids))
-        except Exception as error:
-            raise blame(error, f"the data set failed at samples {ids[0]}…{ids[-1]}") from None
-        samples = []
-        for i in ids:
-            try:
-                samples.append(self._dataset[i])
-            except Exception as error:
-                raise blame(error, f"the data set failed at sample {i}") from None
-        return samples
-
-    def _collated(self, samples: list[Any]) -> Any:
-        try:
+        samples = self._fetch(ids.tolist())
+        with users_code("collate failed (samples of a batch must have the same shapes)"):
             return self._collate(samples)
-        except Exception as error:
-            raise blame(error, "collate failed (samples of a batch must have the same shapes)") from None
+
+    def _fetch(self, ids: list[int]) -> list[Any]:
+        many = getattr(self._dataset, "__getitems__", None)
+        if many is not None:
+            with users_code(f"the data set failed at samples {ids[0]}…{ids[-1]}"):
+                return list(many(ids))
+        samples: list[Any] = []
+        try:
+            for i in ids:
+                samples.append(self._dataset[i])
+        except Exception:
+            with users_code(f"the data set failed at sample {ids[len(samples)]}"):
+                raise
+        return samples
 
 
 def _gatherer(dataset: Any) -> Callable[[torch.Tensor], Any] | None:

@@ -11,7 +11,7 @@ from torch import nn
 from wide.codec.layout import Flat, Layout, bind
 from wide.errors import ProtocolError, TrainingFailed
 from wide.job.definition import Job
-from wide.job.loading import blame
+from wide.job.loading import users_code
 from wide.job.model import build_model
 from wide.job.seeding import mix, seed_everything
 from wide.node.worker import HEADER_LIMIT, PAYLOAD_LIMIT
@@ -24,11 +24,9 @@ def evaluate(job: Job, model: nn.Module, seed: int, epoch: int) -> dict[str, flo
     """The user's metrics as plain numbers; the model is theirs to switch to eval() and to use up."""
     assert job.evaluate is not None
     seed_everything(mix(seed, epoch, -1))
-    try:
+    with users_code("evaluate() failed (it must return a dict of numbers)"):
         metrics = job.evaluate(model.eval())
         return {str(name): float(value) for name, value in dict(metrics).items()}
-    except Exception as error:
-        raise blame(error, "evaluate() failed (it must return a dict of numbers)") from None
 
 
 class Evaluator:

@@ -13,9 +13,9 @@ import torch
 from torch.autograd import Variable
 
 from wide.codec.layout import Flat, Layout, bind, join
-from wide.errors import TrainingFailed, WideError
+from wide.errors import TrainingFailed
 from wide.job.definition import Job
-from wide.job.loading import blame
+from wide.job.loading import users_code
 from wide.job.model import batch_to, build_model, check_loss
 from wide.job.seeding import mix, seed_everything
 from wide.strategy.tree import Block, TreeSum
@@ -72,16 +72,13 @@ class Trainer:
         """The block's gradient sum, in host memory (give it back with `release`), and the loss of each batch."""
         total: TreeSum[Flat] = TreeSum(Block(work.first, work.first + len(work.sizes)), self._join)
         losses = []
-        for i, samples in enumerate(work.sizes):
-            self.batch = work.first + i
-            try:
-                leaf, loss = self._leaf(batch_at(i), self.seed_of(work.step, self.batch), samples / work.step_samples)
-            except WideError:
-                raise
-            except Exception as error:
-                raise blame(error, "computing the loss and its gradient failed") from None
-            total.add(Block(self.batch, self.batch + 1), leaf)
-            losses.append(loss)
+        with users_code("computing the loss and its gradient failed"):
+            for i, samples in enumerate(work.sizes):
+                self.batch = work.first + i
+                seed, weight = self.seed_of(work.step, self.batch), samples / work.step_samples
+                leaf, loss = self._leaf(batch_at(i), seed, weight)
+                total.add(Block(self.batch, self.batch + 1), leaf)
+                losses.append(loss)
         return self._to_host(total.take()), losses
 
     def release(self, flat: Flat) -> None:
