@@ -303,6 +303,15 @@ def test_ctrl_c_in_a_terminal_reaches_everybody_and_still_ends_cleanly(tmp_path)
     assert "Traceback" not in err
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_before_training_began_ends_everything_too(tmp_path, number):
+    with an_endless_run(tmp_path) as process:
+        assert until(lambda: len(relatives(process.mark)) > 1)
+        process.send_signal(number)
+        _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (128 + number, "wide: interrupted before training began\n")
+
+
 def test_no_process_outlives_a_killed_parent(tmp_path):
     with an_endless_run(tmp_path) as process:
         assert until(lambda: has_steps(tmp_path))

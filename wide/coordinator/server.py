@@ -149,6 +149,8 @@ class Server:
             self._selector.register(peer.connection.stream, selectors.EVENT_READ, peer)
 
     def _serve_peer(self, peer: Peer, mask: int) -> None:
+        if peer.connection.stream.fileno() < 0:
+            return  # forgotten a moment ago, while others were served
         try:
             if mask & selectors.EVENT_WRITE:
                 peer.connection.flush()

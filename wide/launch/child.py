@@ -10,12 +10,13 @@ import sys
 import threading
 from multiprocessing.connection import Connection as Pipe
 from multiprocessing.connection import wait
+from types import FrameType
 
 import msgspec
 import torch
 
 from wide.config import Options
-from wide.errors import UsageError, WideError
+from wide.errors import Interrupted, UsageError, WideError
 from wide.job.definition import Job
 from wide.job.loading import load
 from wide.launch.crew import Crew, Member
@@ -31,10 +32,11 @@ from wide.transport.tcp import connect
 def coordinate(job: str | bytes, name: str, options: Options, is_relayed: bool, parent: Pipe) -> None:
     """Train, and tell the parent how it ended: ("result", JSON) or ("error", exit code, words, traceback).
 
-    A process group of its own: Ctrl-C in the terminal reaches the parent, which passes it on once.
+    A process group of its own: Ctrl-C in the terminal reaches the parent, which passes it on once, as SIGTERM.
     """
     if hasattr(os, "setpgrp"):
         os.setpgrp()
+    signal.signal(signal.SIGTERM, _not_begun)
     if is_relayed:
         sys.stderr = _Relay(parent)
     try:
@@ -45,6 +47,10 @@ def coordinate(job: str | bytes, name: str, options: Options, is_relayed: bool, 
         answer = ("error", 128 + signal.SIGINT, "interrupted", "")
     with contextlib.suppress(OSError):  # a parent that was killed hears nothing
         parent.send_bytes(msgspec.json.encode(answer))
+
+
+def _not_begun(number: int, frame: FrameType | None) -> None:
+    raise Interrupted("interrupted before training began", number)
 
 
 def _train(job: str | bytes, name: str, options: Options) -> Result:
@@ -75,6 +81,7 @@ class _Relay:
 def serve_pool(member: Member) -> None:
     """Be a node, or the evaluator, until the coordinator says stop or is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     name = f"local-{member.index}" if member.role == "node" else "evaluator"
     with logging_to("verbose" if member.log == "verbose" else "silent"):

@@ -10,11 +10,11 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -84,32 +84,33 @@ def _run_here(job: Job, name: str, options: Options) -> Result:
 
 def _run_in_child(job: str | bytes, name: str, options: Options) -> Result:
     ours, theirs = CONTEXT.Pipe(duplex=False)
-    children = Children()
-    relayed = not _is_own_stderr()
-    arguments = (job, name, options, relayed, theirs)
-    process = children.start("wide.launch.child", "coordinate", *arguments, may_have_children=True)
-    theirs.close()
-    with _signals_passed_to(process.pid):
-        answer: list[Any] = []
-        with contextlib.suppress(EOFError):
-            while not answer:
-                said = msgspec.json.decode(ours.recv_bytes())
-                if said[0] == "log":
-                    sys.stderr.write(said[1])
-                else:
-                    answer = said
+    arguments = (job, name, options, not _is_own_stderr(), theirs)
+    with _Signals() as signals:
+        process = Children().start("wide.launch.child", "coordinate", *arguments, may_have_children=True)
+        theirs.close()
+        signals.pass_to(process.pid)
+        answer = _answer(ours)
         process.join()
-    if not answer:
+    if answer is not None and answer[0] == "result":
+        return from_json(answer[1].encode())
+    if signals.received:
+        raise Interrupted(answer[2] if answer else "interrupted before training began", signals.received[0])
+    if answer is None:
         raise TrainingFailed(f"the coordinator process ended unexpectedly (exit code {process.exitcode})")
-    if answer[0] == "error":
-        raise _error(*answer[1:])
-    return from_json(answer[1].encode())
+    _, exit_code, words, details = answer
+    raise BY_EXIT_CODE.get(exit_code, WideError)(words, details)
 
 
-def _error(exit_code: int, words: str, details: str) -> WideError:
-    if exit_code > 128:
-        return Interrupted(words, exit_code - 128)
-    return BY_EXIT_CODE.get(exit_code, WideError)(words, details)
+def _answer(pipe: Connection) -> list[Any] | None:
+    """What the coordinator says in the end; what it logs before that, where it cannot write to our stderr, is shown."""
+    try:
+        while True:
+            said: list[Any] = msgspec.json.decode(pipe.recv_bytes())
+            if said[0] != "log":
+                return said
+            sys.stderr.write(said[1])
+    except EOFError:
+        return None
 
 
 def _is_own_stderr() -> bool:
@@ -120,20 +121,38 @@ def _is_own_stderr() -> bool:
         return False
 
 
-@contextlib.contextmanager
-def _signals_passed_to(pid: int | None) -> Iterator[None]:
-    """The coordinator decides what Ctrl-C and SIGTERM mean; this process waits for it to end."""
-    if pid is None or threading.current_thread() is not threading.main_thread():
-        yield  # only a main thread may have handlers
-        return
+class _Signals:
+    """Ctrl-C and SIGTERM are passed on to the coordinator, as SIGTERM, and this process waits for it to end.
 
-    def pass_on(number: int, frame: FrameType | None) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
+    A second one ends the coordinator at once. The exit code tells which signal this process got.
+    """
 
-    before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)
+    def __init__(self) -> None:
+        self.received: list[int] = []
+        self._pid: int | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():  # elsewhere there can be no handlers
+            numbers = (signal.SIGINT, signal.SIGTERM)
+            self._before = {number: signal.signal(number, self._pass_on) for number in numbers}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def pass_to(self, pid: int | None) -> None:
+        """From now on to this process, beginning with what came before it was there."""
+        self._pid = pid
+        if self.received:
+            self._ask()
+
+    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        self.received.append(number)
+        self._ask()
+
+    def _ask(self) -> None:
+        if self._pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGTERM)

@@ -193,7 +193,7 @@ def _signals_to(runner: Server | Alone) -> Iterator[list[int]]:
         if received:
             raise KeyboardInterrupt
         received.append(number)
-        runner.stop_reason = f"stopped by {signal.Signals(number).name}"
+        runner.stop_reason = "stopped by a signal"
 
     if threading.current_thread() is not threading.main_thread():
         yield received  # only a main thread may have handlers; elsewhere the caller decides
