@@ -34,7 +34,6 @@ def run_file(spec: str, options: Options) -> Result:
     if options.node_count == 0:
         with contextlib.redirect_stdout(sys.stderr):  # stdout is for the result alone
             return _run_here(load(spec), path.stem, options)
-    warm_up(spec)
     return _run_in_child(spec, path.stem, options)
 
 
@@ -49,9 +48,7 @@ def run_job(job: Job, **given: Any) -> Result:
     name = Path(script).stem if script else "notebook"
     if options.node_count == 0:
         return _run_here(job, name, options)
-    for_children = _as_file(job, script) or _pickled(job)
-    warm_up(for_children if isinstance(for_children, str) else "")
-    result = _run_in_child(for_children, name, options)
+    result = _run_in_child(_as_file(job, script) or _pickled(job), name, options)
     from wide.store.weights import load_weights
 
     return replace(result, model=load_weights(job.model(), Path(result.run_dir)))
@@ -86,6 +83,7 @@ def _run_in_child(job: str | bytes, name: str, options: Options) -> Result:
     ours, theirs = CONTEXT.Pipe(duplex=False)
     arguments = (job, name, options, not _is_own_stderr(), theirs)
     with _Signals() as signals:
+        warm_up(job if isinstance(job, str) else "")
         process = Children().start("wide.launch.child", "coordinate", *arguments, may_have_children=True)
         theirs.close()
         signals.pass_to(process.pid)
