@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
-from torch.utils.data import Dataset, Subset, TensorDataset
+from torch.utils.data import Dataset, Subset, TensorDataset, random_split
 
 import wide
 
@@ -88,6 +88,18 @@ def of_pair(model, batch):
     return F.cross_entropy(model(batch.x), batch.y)
 
 
+class Noisy(torch.optim.SGD):
+    def step(self, closure=None):
+        super().step(closure)
+        with torch.no_grad():
+            for p in self.param_groups[0]["params"]:
+                p.add_(torch.randn_like(p) * 1e-3)
+
+
+def random_points() -> TensorDataset:
+    return TensorDataset(torch.randn(SAMPLES, 6), torch.randint(0, 3, (SAMPLES,)))
+
+
 def make(**changes) -> wide.Job:
     settings = dict(
         model=mlp,
@@ -135,6 +147,18 @@ EVERYTHING = {
             "y": (torch.stack([y for _, y in samples]),),
         },
         loss=of_dict,
+    ),
+    "random data, split at random": make(dataset=lambda: random_split(random_points(), [70, 13])[0]),
+    "an optimizer that adds noise": make(optimizer=lambda params: Noisy(params, lr=0.1)),
+    "channels-last batches": make(
+        model=lambda: nn.Sequential(
+            nn.Conv2d(16, 32, 3), nn.ReLU(), nn.Conv2d(32, 32, 3), nn.Flatten(), nn.Linear(32 * 16, 3)
+        ),
+        dataset=lambda: TensorDataset(torch.randn(40, 16, 8, 8), torch.arange(40) % 3),
+        collate=lambda samples: [
+            torch.stack([x for x, _ in samples]).to(memory_format=torch.channels_last),
+            torch.stack([y for _, y in samples]),
+        ],
     ),
     "a subset": make(dataset=lambda: Subset(points(), range(5, 70))),
     "one tensor": make(dataset=lambda: points().tensors[0], loss=lambda model, x: model(x).square().mean()),

@@ -30,10 +30,11 @@ def tree_sum(leaves):
 
 def train(job, steps):
     torch.set_num_threads(job.threads)
+    seed_all(job.seed)
     dataset, collate = job.dataset(), job.collate or default_collate
     seed_all(job.seed)
     model = job.model().train()
-    optimizer = job.optimizer(model.parameters())
+    optimizer = job.optimizer(list(model.parameters()))
     scheduler = job.scheduler(optimizer) if job.scheduler else None
     parameters, epoch, done = [p for p in model.parameters() if p.requires_grad], 0, 0
     while done < steps:
@@ -65,6 +66,7 @@ def train(job, steps):
                 buffer.copy_(before[name] + next(change) if buffer.is_floating_point() else counters[name])
             if job.clip_norm:
                 torch.nn.utils.clip_grad_norm_(parameters, job.clip_norm)
+            seed_all(job.seed, done)
             optimizer.step()
             if scheduler:
                 scheduler.step()

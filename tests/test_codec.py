@@ -46,6 +46,19 @@ def test_nests_keep_their_shape():
     assert isinstance(out.y[7][1], np.ndarray)
 
 
+def test_strides_are_kept_because_kernels_may_round_by_them():
+    image = torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    for tensor in (image, torch.rand(4, 5).t(), torch.rand(2, 3, 4).permute(2, 0, 1)):
+        out, _ = through(tensor)
+        assert (out.stride(), out.equal(tensor)) == (tensor.stride(), True)
+
+
+@pytest.mark.parametrize("batch", [{("a", "b"): 1}, nn.utils.rnn.pack_sequence([torch.ones(2, 1)])])
+def test_what_would_come_back_as_something_else_is_not_streamed(batch):
+    with pytest.raises(TrainingFailed, match="cannot be streamed"):
+        pack(batch)
+
+
 def test_unpacked_tensors_are_aligned_views():
     out, raw = through([torch.ones(3), torch.ones(5, 5).t(), torch.ones(1)])
     assert all(tensor.untyped_storage().data_ptr() == raw.untyped_storage().data_ptr() for tensor in out)
@@ -64,9 +77,11 @@ def test_what_cannot_be_streamed_is_explained():
 
 def test_a_description_that_does_not_fit_its_bytes_is_refused():
     with pytest.raises(ProtocolError):
-        unpack([["tensor", "float32", [1 << 40], 1 << 42]], torch.empty(64, dtype=torch.uint8))
+        unpack([["tensor", "float32", [1 << 40], 1 << 42, [1]]], torch.empty(64, dtype=torch.uint8))
     with pytest.raises(ProtocolError):
-        unpack([["tensor", "load", [1], 4]], torch.empty(64, dtype=torch.uint8))
+        unpack([["tensor", "load", [1], 4, [1]]], torch.empty(64, dtype=torch.uint8))
+    with pytest.raises(ProtocolError):
+        unpack([["tensor", "float32", [2], 8, [1000]]], torch.empty(64, dtype=torch.uint8))
 
 
 def test_binding_keeps_values_and_ties_and_makes_one_buffer():

@@ -25,9 +25,9 @@ def in_a_pool(job, steps, nodes, seed, streamed=False):
     """Trainers and a master without a network: the work is cut, shared out and handed in at random."""
     torch.set_num_threads(job.threads)
     chance = random.Random(seed)
-    samples = Samples(job)
+    samples = Samples(job, job.seed)
     schedule = Schedule(len(samples), job.batch_size, job.batches_per_step, job.seed)
-    master = Master(job, build_model(job, job.seed))
+    master = Master(job, build_model(job, job.seed), job.seed)
     trainers = [Trainer(job, job.seed, torch.device("cpu")) for _ in range(nodes)]
     for number in range(steps):
         step = schedule.step(number)

@@ -28,6 +28,7 @@ from wide.store.rundb import RunDb
         ("batch_size", 0, "at least 1"),
         ("batches_per_step", 2.5, "whole number"),
         ("epochs", -1, "above 0"),
+        ("steps", 1.5, "whole number"),
         ("clip_norm", float("nan"), "above 0"),
         ("seed", -1, "from 0 to"),
     ],
@@ -50,6 +51,8 @@ def test_flags_come_before_the_environment_and_that_before_defaults():
         ({"nodes": "many"}, "--nodes many: expected a whole number"),
         ({"steps": "0"}, "--steps 0: must be at least 1"),
         ({"seconds": "soon"}, "--seconds soon: expected a number"),
+        ({"epochs": "0"}, "--epochs 0: must be a number above 0"),
+        ({"epochs": "inf"}, "--epochs inf: must be a number above 0"),
         ({"strategy": "async"}, "--strategy async: expected sync"),
         ({"data": "remote"}, "expected local or stream or auto"),
         ({"device": "tpu"}, "--device tpu: expected auto, cpu"),
@@ -132,7 +135,7 @@ def test_an_empty_data_set_is_explained():
 
 
 def as_samples(dataset, **changes):
-    return Samples(make(dataset=lambda: dataset, **changes))
+    return Samples(make(dataset=lambda: dataset, **changes), seed=0)
 
 
 def test_one_big_tensor_is_gathered_as_a_loader_would(tmp_path):
@@ -152,6 +155,18 @@ def test_a_gathered_batch_of_a_strided_view_copies_only_its_own_samples():
     text = torch.arange(1000)
     samples = as_samples(text.unfold(0, 11, 1))
     assert samples.batch(torch.tensor([5, 7]), 0).tolist() == [list(range(5, 16)), list(range(7, 18))]
+
+
+def test_a_subset_that_transforms_its_samples_is_asked_for_them():
+    class Doubled(Subset):
+        def __getitem__(self, index):
+            return self.dataset[self.indices[index]] * 2
+
+        def __getitems__(self, indices):
+            return [self[index] for index in indices]
+
+    samples = as_samples(Doubled(torch.arange(10).reshape(10, 1), range(10)))
+    assert samples.batch(torch.tensor([4, 2]), 0).tolist() == [[8], [4]]
 
 
 def test_batched_access_is_used_where_the_data_set_offers_it():

@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 
 import pytest
@@ -131,11 +132,13 @@ def test_stdout_carries_the_result_alone_whatever_the_job_prints(tmp_path):
         assert result["steps"] == 2
 
 
-def test_from_a_script_and_from_a_notebook(tmp_path):
-    """A guarded script is run again by the nodes; a job made in a function, as in a notebook, travels by value."""
+def test_from_a_script_the_job_is_trained_as_it_is_and_the_script_runs_once(tmp_path):
+    """Guarded or not, with caches, with a job that was changed or made in a function: it travels by value."""
     (tmp_path / "script.py").write_text(
-        "import wide, torch\nfrom tests.jobs import make\njob = make()\n"
-        "if __name__ == '__main__':\n"
+        "import functools, wide, torch\nfrom tests.jobs import make, points\n"
+        "@functools.cache\ndef data(): return points()\n"
+        "print('once')\njob = make(seed=9)\njob = make(dataset=lambda: data())\n"
+        "if True:\n"
         "    one = wide.run(job, nodes=2, steps=3, log='silent', out='one')\n"
         "    two = wide.run(make(loss=lambda m, b: job.loss(m, b)), nodes=0, steps=3, log='silent', out='two')\n"
         "    three = wide.run(make(loss=lambda m, b: job.loss(m, b)), nodes=1, steps=3, log='silent', out='three')\n"
@@ -147,7 +150,27 @@ def test_from_a_script_and_from_a_notebook(tmp_path):
     done = subprocess.run(
         [sys.executable, "script.py"], cwd=tmp_path, env=environment(), capture_output=True, text=True
     )
-    assert (done.stdout, done.returncode) == ("3 True one\n", 0), done.stderr
+    assert (done.stdout, done.returncode) == ("once\n3 True one\n", 0), done.stderr
+
+
+def test_a_metric_that_is_not_a_number_is_null_and_harms_nothing(tmp_path):
+    job = a_job(tmp_path, "steps=2, evaluate=lambda model: {'n': float('nan'), 'x': 1}")
+    assert result_of("run", job, "--nodes", 1, cwd=tmp_path)["metrics"] == {"n": None, "x": 1.0}
+
+
+def test_slow_evaluations_do_not_outlast_a_time_limit(tmp_path):
+    job = a_job(tmp_path, "epochs=200, evaluate=lambda model: time.sleep(1) or {'x': 1}")
+    result = result_of("run", job, "--nodes", 1, "--seconds", 1, "--out", "here", cwd=tmp_path)
+    db = sqlite3.connect(tmp_path / "here" / "run.db")
+    assert db.execute("SELECT count(*) <= 4, max(step) FROM evaluations").fetchone() == (1, result["steps"])
+
+
+def test_closed_streams_do_no_harm(tmp_path):
+    job = a_job(tmp_path, "steps=2")
+    command = f"{sys.executable} -m wide run {job} --nodes 1 --json --out"
+    for redirection in ("2>&-", ">&-", ">&- 2>&- <&-"):
+        line = f"{command} {uuid.uuid4().hex} {redirection}"
+        assert subprocess.run(line, shell=True, cwd=tmp_path, env=environment(), timeout=60).returncode == 0
 
 
 # ── bad input ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -231,6 +254,7 @@ def test_verbose_shows_the_traceback(tmp_path):
         (("run", "empty.py"), "no wide.Job called 'job'"),
         (("run", "small.py", "--nodes", "-1"), "--nodes -1: must be at least 0"),
         (("run", "small.py", "--strategy", "warp"), "--strategy warp: expected sync"),
+        (("run", "small.py", "--device", "cuda:0", "--nodes", "1"), "--device cuda:0: there is no such device"),
         (("run", "small.py", "--out", "small.py"), "small.py is a file"),
         (("run", "small.py", "--out", "/proc/nowhere"), "/proc/nowhere cannot be written"),
         (("run", "small.py", "--quick"), "unrecognized arguments: --quick"),

@@ -43,8 +43,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         return self.nodes if self.nodes is not None else (os.cpu_count() or 1)
 
 
-LEAST = {"nodes": 0, "steps": 1, "epochs": 0, "seconds": 0, "seed": 0, "port": 0}
-MOST = {"nodes": 4096, "seed": 2**63 - 1, "port": 65535}
+LEAST = {"nodes": 0, "steps": 1, "seed": 0, "port": 0}
+MOST = {"nodes": 4096, "steps": 2**53, "seed": 2**63 - 1, "port": 65535}
 
 
 def resolve(given: Mapping[str, Any], environ: Mapping[str, str]) -> Options:
@@ -77,6 +77,8 @@ def _checked(name: str, value: Any, kind: Any, source: str) -> Any:
     if name in LEAST and not LEAST[name] <= value <= MOST.get(name, float("inf")):
         most = f" and at most {MOST[name]}" if name in MOST else ""
         raise UsageError(f"{source} {value}: must be at least {LEAST[name]}{most}")
+    if name in ("epochs", "seconds") and not 0 < value < 1e15:
+        raise UsageError(f"{source} {value:g}: must be a number above 0")
     if name == "device":
         _check_device(value, source)
     return value

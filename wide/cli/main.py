@@ -23,6 +23,7 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: list[str] | None = None) -> int:
     """The exit code; everything a person should read goes to stderr."""
     arguments = None
+    _mend_streams()
     try:
         arguments = _parser().parse_args(argv)
         code: int = arguments.call(arguments)
@@ -36,6 +37,17 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("wide: interrupted", file=sys.stderr)
         return 128 + signal.SIGINT
+
+
+def _mend_streams() -> None:
+    """Started with closed streams (`2>&-`), a process would take the next pipe it opens for its stderr."""
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
 
 
 def _parser() -> argparse.ArgumentParser:

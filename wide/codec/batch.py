@@ -34,17 +34,17 @@ def pack(batch: Any) -> Packed:
 
 def _describe(value: Any, buffers: list[memoryview]) -> list[Any]:
     if isinstance(value, torch.Tensor):
-        return ["tensor", str(value.dtype).removeprefix("torch."), list(value.shape), _append(value, buffers)]
+        return ["tensor", str(value.dtype).removeprefix("torch."), list(value.shape), *_append(value, buffers)]
     if isinstance(value, np.ndarray) and value.dtype.kind in "fiubc":
         tensor = torch.from_numpy(np.ascontiguousarray(value))
         return ["array", *_describe(tensor, buffers)[1:]]
     if value is None or isinstance(value, bool | int | float | str | bytes):
         return ["value", value]
-    if isinstance(value, dict):
+    if isinstance(value, dict) and all(isinstance(key, str | int | float | bytes) for key in value):
         return ["dict", list(value), [_describe(item, buffers) for item in value.values()]]
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
+    if type(value).__bases__ == (tuple,) and hasattr(value, "_fields"):  # not what adds methods to it
         return ["named", type(value).__name__, list(value._fields), [_describe(item, buffers) for item in value]]
-    if isinstance(value, list | tuple):
+    if type(value) in (list, tuple):
         return [type(value).__name__, [_describe(item, buffers) for item in value]]
     raise TrainingFailed(
         f"a batch holds a {type(value).__name__}, which cannot be streamed to nodes: "
@@ -52,11 +52,15 @@ def _describe(value: Any, buffers: list[memoryview]) -> list[Any]:
     )
 
 
-def _append(tensor: torch.Tensor, buffers: list[memoryview]) -> int:
-    tensor = tensor.detach().cpu().contiguous()
-    raw = tensor.reshape(-1).view(torch.uint8).numpy()
+def _append(tensor: torch.Tensor, buffers: list[memoryview]) -> tuple[int, list[int]]:
+    """Its bytes as they lie in memory, and the strides they lie in: kernels may round differently in another order."""
+    tensor = tensor.detach().cpu()
+    stride = torch.empty_like(tensor, device="meta").stride()  # the tensor's own if it has no gaps, else contiguous
+    if tensor.stride() != stride:
+        tensor = tensor.contiguous()
+    raw = torch.as_strided(tensor, (tensor.numel(),), (1,)).view(torch.uint8).numpy()
     buffers += [raw.data, PADDING[: -raw.size % ALIGN_NBYTES]]
-    return int(raw.size)
+    return int(raw.size), list(stride)
 
 
 def unpack(descriptions: list[list[Any]], raw: torch.Tensor) -> list[Any]:
@@ -68,7 +72,7 @@ def unpack(descriptions: list[list[Any]], raw: torch.Tensor) -> list[Any]:
 def _build(description: list[Any], raw: torch.Tensor, cursor: list[int]) -> Any:
     kind, *rest = description
     if kind in ("tensor", "array"):
-        tensor = _tensor(rest[0], rest[1], rest[2], raw, cursor)
+        tensor = _tensor(rest, raw, cursor)
         return tensor if kind == "tensor" else tensor.numpy()
     if kind == "value":
         return rest[0]
@@ -80,11 +84,20 @@ def _build(description: list[Any], raw: torch.Tensor, cursor: list[int]) -> Any:
     return tuple(items) if kind == "tuple" else items
 
 
-def _tensor(dtype_name: str, shape: list[int], nbytes: int, raw: torch.Tensor, cursor: list[int]) -> torch.Tensor:
+def _tensor(rest: list[Any], raw: torch.Tensor, cursor: list[int]) -> torch.Tensor:
+    dtype_name, shape, nbytes, stride = rest
     dtype = getattr(torch, dtype_name, None)
     start = cursor[0]
     cursor[0] += -(-nbytes // ALIGN_NBYTES) * ALIGN_NBYTES
-    fits = isinstance(dtype, torch.dtype) and math.prod(shape) * dtype.itemsize == nbytes
-    if not isinstance(dtype, torch.dtype) or not fits or cursor[0] > raw.numel():
+    count = math.prod(shape)
+    reach = 1 + sum((n - 1) * step for n, step in zip(shape, stride, strict=True)) if count else 0
+    is_dense = reach <= count and min(stride, default=0) >= 0
+    if (
+        not isinstance(dtype, torch.dtype)
+        or count * dtype.itemsize != nbytes
+        or not is_dense
+        or cursor[0] > raw.numel()
+    ):
         raise ProtocolError("bad batch", f"a batch's {dtype_name} {shape} does not fit its {nbytes} bytes")
-    return raw[start : start + nbytes].view(dtype).reshape(shape)
+    flat = raw[start : start + nbytes].view(dtype)
+    return torch.as_strided(flat, shape, stride, flat.storage_offset())

@@ -43,6 +43,11 @@ class Evaluation:
             self._waiting.append((Evaluate(epoch, step, len(copy)), copy))
             self._next()
 
+    def hurry(self) -> None:
+        """Time is up: of what waits, only the newest is still evaluated."""
+        while len(self._waiting) > 1:
+            self._waiting.popleft()
+
     def joined(self, send: Send) -> None:
         self._send = send
         self._next()

@@ -9,14 +9,17 @@ from wide.codec.layout import Flat, Layout, bind, join
 from wide.errors import TrainingFailed
 from wide.job.definition import Job
 from wide.job.loading import users_code
+from wide.job.seeding import mix, seed_everything
 from wide.strategy.tree import Block, TreeSum
 
 
 class Master:
     """The one true copy of the weights. `begin`, `add` every block of the step, `update`: that is one version."""
 
-    def __init__(self, job: Job, model: nn.Module) -> None:
+    def __init__(self, job: Job, model: nn.Module, seed: int) -> None:
         self.job = job
+        self.seed = seed
+        self.version = 0
         self.model = model.cpu().train()
         self.layout = Layout(model)
         if not self.layout.trainable:
@@ -26,7 +29,7 @@ class Master:
         by_name = dict(model.named_parameters())
         self._parameters = [by_name[slot.name] for slot in self.layout.trainable]
         with users_code("building the optimizer or its scheduler failed"):
-            self.optimizer = job.optimizer(model.parameters())
+            self.optimizer = job.optimizer(list(model.parameters()))
             self.scheduler = job.scheduler(self.optimizer) if job.scheduler else None
         self._sum: TreeSum[Flat] = TreeSum(Block(0, 1), self._join)
         self._spare: list[Flat] = []
@@ -49,6 +52,8 @@ class Master:
         total = self._sum.take()
         for i, (parameter, gradient) in enumerate(zip(self._parameters, total.trainable, strict=True)):
             parameter.grad = gradient if total.touched >> i & 1 else None
+        seed_everything(mix(self.seed, self.version))  # for optimizers that add noise
+        self.version += 1
         with users_code("the optimizer's step failed"):
             if self.job.clip_norm is not None:
                 nn.utils.clip_grad_norm_(self._parameters, self.job.clip_norm)

@@ -365,6 +365,10 @@ class Server:
         is_complete = not end.failure and not self.stop_reason
         if is_complete and last >= 0 and not self.pool.schedule.step(last).is_last_of_epoch:
             self.evaluation.ask(self.pool.schedule.step(last).epoch, last + 1, self.master.weights)
+        if self.pool.seconds is not None:
+            self.evaluation.hurry()
+        if self.evaluation.is_busy and not self.stop_reason:
+            log.info("training is over, evaluation goes on")
 
 
 def _printable(text: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -26,7 +26,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     model: Callable[[], nn.Module]
     dataset: Callable[[], Any]  # () -> map-style data set
     loss: Loss  # (model, batch) -> mean loss of that batch, a scalar tensor
-    optimizer: Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer]
+    optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer]
     batch_size: int = 32
     batches_per_step: int = 16
     epochs: float | None = None
@@ -52,6 +52,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, name)
             if value is not None and not (isinstance(value, int | float) and math.isfinite(value) and value > 0):
                 raise UsageError(f"Job({name}=…) must be a number above 0, got {value!r}")
+        if self.steps is not None and not isinstance(self.steps, int):
+            raise UsageError(f"Job(steps=…) must be a whole number, got {self.steps!r}")
         if not isinstance(self.seed, int) or not 0 <= self.seed < 2**63:
             raise UsageError(f"Job(seed=…) must be a whole number from 0 to 2**63 - 1, got {self.seed!r}")
 

@@ -17,7 +17,8 @@ from wide.job.seeding import seed_everything
 class Samples:
     """The job's data set, opened once; `batch(ids, seed)` is what DataLoader would have given for those ids."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, seed: int) -> None:
+        seed_everything(seed)  # a random split, or random data, is the same on every machine
         with users_code("dataset() failed"):
             self._dataset = job.dataset()
             self._length = len(self._dataset)
@@ -58,7 +59,7 @@ class Samples:
 
 def _gatherer(dataset: Any) -> Callable[[torch.Tensor], Any] | None:
     """For data that is one big tensor, in memory or mapped from a file: whole batches in one call, no sample copied."""
-    if isinstance(dataset, Subset):
+    if type(dataset) is Subset:  # a subclass may transform what it gives
         inner = _gatherer(dataset.dataset)
         if inner is None:
             return None

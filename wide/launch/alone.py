@@ -42,7 +42,7 @@ class Alone:
             number += 1
             is_end = bool(self._why_end(number, steps, seconds))
             if self.job.evaluate and (step.is_last_of_epoch or is_end):
-                metrics = on_copy(self.job, self.master.model, self.schedule.seed, step.epoch)
+                metrics = on_copy(self.job, self.master.model, self.schedule.seed)
                 self.record.evaluated(step.epoch, step.number + 1, metrics)
             self.record.flush(time.monotonic())
         totals.compute_s, totals.rss_bytes = self.record.seconds, rss_bytes()

@@ -5,7 +5,8 @@ waits. Does not import torch for a pool, so that the children share the only cop
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
+import copyreg
+import functools
 import os
 import signal
 import sys
@@ -41,36 +42,39 @@ def run_job(job: Job, **given: Any) -> Result:
     """`wide.run(job, …)`, from a script or a notebook."""
     if not isinstance(job, Job):
         raise UsageError(f"wide.run needs a wide.Job, got {type(job).__name__}")
-    if multiprocessing.parent_process() is not None:
-        raise UsageError('a node ran this script again: put wide.run(…) below `if __name__ == "__main__":`')
     options = resolve(given, os.environ)
     script = getattr(sys.modules["__main__"], "__file__", None)
     name = Path(script).stem if script else "notebook"
     if options.node_count == 0:
         return _run_here(job, name, options)
-    result = _run_in_child(_as_file(job, script) or _pickled(job), name, options)
+    result = _run_in_child(_pickled(job), name, options)
     from wide.store.weights import load_weights
 
     return replace(result, model=load_weights(job.model(), Path(result.run_dir)))
 
 
-def _as_file(job: Job, script: str | None) -> str:
-    """The job as `script.py:name` if it stands there under a name, and the script can be run again without training."""
-    names = [name for name, value in vars(sys.modules["__main__"]).items() if value is job]
-    if not script or not names or "__name__" not in Path(script).read_text(encoding="utf-8"):
-        return ""
-    return f"{script}:{names[0]}"
-
-
 def _pickled(job: Job) -> bytes:
-    """The job by value, lambdas included: what a notebook, or a job made inside a function, needs."""
+    """The job by value, lambdas included, just as it is now: nobody runs the user's script again."""
     import cloudpickle  # from a parent to its own child: the only place where this is allowed
 
+    copyreg.dispatch_table[functools._lru_cache_wrapper] = _cached_function  # cloudpickle would send a name only
     try:
         pickled: bytes = cloudpickle.dumps(job)
     except Exception as error:
         raise UsageError(f"the job cannot be sent to node processes ({error}): put it into a file of its own") from None
+    finally:
+        del copyreg.dispatch_table[functools._lru_cache_wrapper]
     return pickled
+
+
+def _cached_function(function: Any) -> Any:
+    if function.__module__ != "__main__":
+        return function.__qualname__
+    return _cache_again, (function.cache_parameters(), function.__wrapped__)
+
+
+def _cache_again(parameters: dict[str, Any], function: Any) -> Any:
+    return functools.lru_cache(**parameters)(function)
 
 
 def _run_here(job: Job, name: str, options: Options) -> Result:

@@ -21,6 +21,7 @@ HAS_FORKSERVER = sys.platform not in ("darwin", "win32")
 JOB_VARIABLE = "WIDE_WARM_JOB"
 CONTEXT = multiprocessing.get_context("forkserver") if HAS_FORKSERVER else multiprocessing.get_context("spawn")
 GRACE_S = 3.0
+_main_lock = threading.Lock()
 
 
 def warm_up(job_spec: str = "") -> None:
@@ -82,12 +83,13 @@ def _call(module: str, function: str, *arguments: object) -> None:
 @contextlib.contextmanager
 def _main_left_alone() -> Iterator[None]:
     """multiprocessing would run the user's script again in every child; ours get the job itself and need no script."""
-    main = sys.modules["__main__"]
-    kept = {name: getattr(main, name, None) for name in ("__file__", "__spec__")}
-    for name in kept:
-        setattr(main, name, None)
-    try:
-        yield
-    finally:
-        for name, value in kept.items():
-            setattr(main, name, value)
+    with _main_lock:
+        main = sys.modules["__main__"]
+        kept = {name: getattr(main, name, None) for name in ("__file__", "__spec__")}
+        for name in kept:
+            setattr(main, name, None)
+        try:
+            yield
+        finally:
+            for name, value in kept.items():
+                setattr(main, name, value)

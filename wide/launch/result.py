@@ -26,7 +26,7 @@ class Result:
     loss_first: float | None
     loss_last: float | None
     weights_sha256: str
-    metrics: dict[str, float]
+    metrics: dict[str, float | None]  # None: not a finite number
     nodes: list[NodeTotals]
     model: Any = None
 
@@ -36,7 +36,7 @@ class Result:
         return msgspec.json.encode({"schema": "wide.result/1"} | fields | {"nodes": nodes}).decode()
 
     def summary(self) -> str:
-        metrics = "".join(f", {name} {value:.4g}" for name, value in self.metrics.items())
+        metrics = "".join(f", {k} {'not finite' if v is None else format(v, '.4g')}" for k, v in self.metrics.items())
         has_loss = self.loss_first is not None and self.loss_last is not None
         loss = f"loss {self.loss_first:.4g} → {self.loss_last:.4g}" if has_loss else "no update"
         return (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import sys
 from pathlib import Path
 
@@ -27,9 +28,8 @@ def serve(spec: str, options: Options, token_file: str | None) -> Result:
         token, path = make_token_file(run.dir)
 
     with contextlib.closing(Crew(spec, options, 0, job.evaluate is not None, token)) as crew:
-        where = f"--token-file {path}" if path else "with the same WIDE_TOKEN"
+        where = f"--token-file {shlex.quote(str(path))}" if path else "with the same WIDE_TOKEN"
+        address = f"{crew.listener.host}:{crew.listener.port}"
         print(f"waiting for nodes; on each machine, with a copy of {spec} and the token:", file=sys.stderr)
-        print(
-            f"  wide join {crew.listener.host}:{crew.listener.port} --job {spec} {where}", file=sys.stderr, flush=True
-        )
+        print(f"  wide join {address} --job {shlex.quote(spec)} {where}", file=sys.stderr, flush=True)
         return run.train(crew)

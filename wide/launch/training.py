@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 import os
 import signal
 import threading
@@ -53,12 +54,12 @@ class Run:
             db = stack.enter_context(contextlib.closing(RunDb(self.dir / "run.db")))
             stack.enter_context(logging_to(self.options.log, self.dir / "log.jsonl"))
             stack.enter_context(_threads(self.job.threads))
-            samples = Samples(self.job)
+            samples = Samples(self.job, self.seed)
             self.schedule = Schedule(len(samples), self.job.batch_size, self.job.batches_per_step, self.seed)
             self.steps = self._length()
             self.record = Record(db, Progress(self.steps, self.options.seconds))
             with _collector_paused(is_own_process=crew is not None):
-                self.master = Master(self.job, build_model(self.job, self.seed))
+                self.master = Master(self.job, build_model(self.job, self.seed), self.seed)
             stack.enter_context(watching(self.record.progress, self.options.log != "silent"))
             try:
                 interrupted_by = self._alone(samples) if crew is None else self._pool(samples, crew)
@@ -129,7 +130,7 @@ class Run:
             loss_first=sum(first) / tenth if first else None,
             loss_last=sum(last) / tenth if last else None,
             weights_sha256=weights_sha256(self.master.model),
-            metrics=record.metrics,
+            metrics={name: value if math.isfinite(value) else None for name, value in record.metrics.items()},
             nodes=list(record.nodes.values()),
             model=self.master.model,
         )

@@ -13,17 +13,17 @@ from wide.errors import ProtocolError, TrainingFailed
 from wide.job.definition import Job
 from wide.job.loading import users_code
 from wide.job.model import build_model
-from wide.job.seeding import mix, seed_everything
+from wide.job.seeding import seed_everything
 from wide.node.worker import HEADER_LIMIT, PAYLOAD_LIMIT
 from wide.transport.connection import Connection
 from wide.wire import messages as say
 from wide.wire.frames import Destinations
 
 
-def evaluate(job: Job, model: nn.Module, seed: int, epoch: int) -> dict[str, float]:
+def evaluate(job: Job, model: nn.Module, seed: int) -> dict[str, float]:
     """The user's metrics as plain numbers; the model is theirs to switch to eval() and to use up."""
     assert job.evaluate is not None
-    seed_everything(mix(seed, epoch, -1))
+    seed_everything(seed)  # a random split made here is the one that dataset() made
     with users_code("evaluate() failed (it must return a dict of numbers)"):
         metrics = job.evaluate(model.eval())
         return {str(name): float(value) for name, value in dict(metrics).items()}
@@ -48,7 +48,7 @@ class Evaluator:
 
     def _answer(self, request: say.Evaluate) -> None:
         try:
-            metrics = evaluate(self._job, copy.deepcopy(self._model), self._seed, request.epoch)
+            metrics = evaluate(self._job, copy.deepcopy(self._model), self._seed)
         except TrainingFailed as error:
             self._connection.send(say.Failed(0, -1, str(error), error.details))
         else:
@@ -60,11 +60,11 @@ class Evaluator:
         return (self._weights.bytes,) if nbytes else ()
 
 
-def on_copy(job: Job, model: nn.Module, seed: int, epoch: int) -> dict[str, float]:
+def on_copy(job: Job, model: nn.Module, seed: int) -> dict[str, float]:
     """For a run without processes: evaluate a copy, and leave torch's threads as they are."""
     threads = torch.get_num_threads()
     clone: Any = copy.deepcopy(model)
     try:
-        return evaluate(job, clone, seed, epoch)
+        return evaluate(job, clone, seed)
     finally:
         torch.set_num_threads(threads)

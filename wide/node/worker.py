@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from wide.codec.batch import unpack
-from wide.errors import BY_EXIT_CODE, ConnectionLost, ProtocolError, TrainingFailed, WideError
+from wide.errors import BY_EXIT_CODE, ConnectionLost, ProtocolError, TrainingFailed, UsageError, WideError
 from wide.job.definition import Job
 from wide.job.samples import Samples
 from wide.node.trainer import Assignment, Trainer
@@ -41,7 +41,10 @@ class Identity:
 def pick_device(wish: str, index: int = 0) -> torch.device:
     """`auto` takes a GPU if there is one; the nodes of one machine take turns over its GPUs."""
     if wish != "auto":
-        return torch.device(wish)
+        device = torch.device(wish)
+        if device.type != "cpu" and not torch.get_device_module(device).is_available():
+            raise UsageError(f"--device {wish}: there is no such device on this machine; --device auto takes what is")
+        return device
     if torch.cuda.is_available():
         return torch.device("cuda", index % torch.cuda.device_count())
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
@@ -74,7 +77,6 @@ class Worker:
 
     def __init__(self, connection: Connection, job: Job, welcome: say.Welcome, device: torch.device) -> None:
         self._connection = connection
-        self._trainer = Trainer(job, welcome.seed, device)
         self._samples: Samples | None = None
         self._ids = bytearray()  # of the lease at hand
         self._batches = torch.empty(0, dtype=torch.uint8)  # or these, if they are streamed
@@ -84,9 +86,10 @@ class Worker:
         problem = ""
         if welcome.data != "stream":
             try:
-                self._samples = Samples(job)
+                self._samples = Samples(job, welcome.seed)
             except TrainingFailed as error:
                 problem = str(error)
+        self._trainer = Trainer(job, welcome.seed, device)
         connection.reader.allow(self._place_for, HEADER_LIMIT, PAYLOAD_LIMIT)
         length = len(self._samples) if self._samples is not None else None
         connection.send(say.Ready(self._trainer.layout.describe(), length, problem))
