@@ -9,7 +9,7 @@ from wide.codec.layout import Flat, Layout, bind, join
 from wide.errors import TrainingFailed
 from wide.job.definition import Job
 from wide.job.loading import users_code
-from wide.job.seeding import mix, seed_everything
+from wide.job.seeding import generators, mix, seed_everything
 from wide.strategy.tree import Block, TreeSum
 
 
@@ -52,9 +52,9 @@ class Master:
         total = self._sum.take()
         for i, (parameter, gradient) in enumerate(zip(self._parameters, total.trainable, strict=True)):
             parameter.grad = gradient if total.touched >> i & 1 else None
-        seed_everything(mix(self.seed, self.version))  # for optimizers that add noise
-        self.version += 1
-        with users_code("the optimizer's step failed"):
+        with generators, users_code("the optimizer's step failed"):
+            seed_everything(mix(self.seed, self.version))  # for optimizers that add noise
+            self.version += 1
             if self.job.clip_norm is not None:
                 nn.utils.clip_grad_norm_(self._parameters, self.job.clip_norm)
             self.optimizer.step()

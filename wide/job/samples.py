@@ -11,7 +11,7 @@ from torch.utils.data import Subset, TensorDataset, default_collate
 
 from wide.job.definition import Job
 from wide.job.loading import users_code
-from wide.job.seeding import seed_everything
+from wide.job.seeding import generators, seed_everything
 
 
 class Samples:
@@ -37,10 +37,11 @@ class Samples:
         """One batch. Augmentations that draw random numbers draw the same ones wherever this runs."""
         if self._gather is not None:
             return self._gather(ids)
-        seed_everything(seed)
-        samples = self._fetch(ids.tolist())
-        with users_code("collate failed (samples of a batch must have the same shapes)"):
-            return self._collate(samples)
+        with generators:
+            seed_everything(seed)
+            samples = self._fetch(ids.tolist())
+            with users_code("collate failed (samples of a batch must have the same shapes)"):
+                return self._collate(samples)
 
     def _fetch(self, ids: list[int]) -> list[Any]:
         many = getattr(self._dataset, "__getitems__", None)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import random
+import threading
 
 import numpy as np
 import torch
+
+generators = threading.Lock()  # they belong to the process: whoever seeds them and then runs the user's code holds this
 
 
 def mix(seed: int, *path: int) -> int:
