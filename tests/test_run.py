@@ -362,7 +362,7 @@ def coordinator_pids(parent):
 
 
 def test_the_run_goes_on_when_a_node_is_killed_and_the_bits_stay_the_same(tmp_path):
-    job = a_job(tmp_path, "steps=60, loss=loss", SLOW_LOSS)
+    job = a_job(tmp_path, "steps=150, loss=loss", SLOW_LOSS)
     with started("run", job, "--nodes", 3, "--out", "here", "--json", cwd=tmp_path) as process:
         assert until(lambda: has_steps(tmp_path))
         import psutil

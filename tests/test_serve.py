@@ -31,7 +31,7 @@ def address_of(process, run_dir):
 @pytest.fixture
 def serving(tmp_path):
     """A pool that waits for nodes, and how to reach it."""
-    job = a_job(tmp_path, "steps=30, loss=loss", SLOW_LOSS)
+    job = a_job(tmp_path, "steps=120, loss=loss", SLOW_LOSS)
     with started("serve", job, "--port", 0, "--out", "here", "--json", cwd=tmp_path) as process:
         yield process, address_of(process, tmp_path), job
         process.terminate()
@@ -57,7 +57,7 @@ def query(tmp_path, statement):
 def test_nodes_from_elsewhere_give_the_same_bits(serving, tmp_path):
     process, address, job = serving
     token = {"WIDE_TOKEN": token_of(tmp_path)}
-    streamed = a_job(tmp_path, "steps=30, loss=loss, dataset=lambda: 1 / 0", SLOW_LOSS, name="without_data.py")
+    streamed = a_job(tmp_path, "steps=120, loss=loss, dataset=lambda: 1 / 0", SLOW_LOSS, name="without_data.py")
     with (
         started("join", address, "--job", job, "--token-file", "here/token", cwd=tmp_path) as one,
         started("join", address, "--job", streamed, "--name", "far <b>", cwd=tmp_path, **token) as two,
