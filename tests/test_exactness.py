@@ -54,7 +54,7 @@ def in_a_pool(job, steps, nodes, seed, streamed=False):
         chance.shuffle(done)
         for block, update in done:
             master.add(block, update)
-        master.update()
+        master.update(number)
     return master.model
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-DONE = 0
-
 
 class WideError(Exception):
     """A failure that is explained to a person in one line; `details` (a traceback) is for verbose mode only."""
@@ -29,12 +27,6 @@ class Unreachable(WideError):
     """Nobody answers at the coordinator's address, or the coordinator went away."""
 
     exit_code = 69
-
-
-class TryAgain(WideError):
-    """Not now; the same command may work later."""
-
-    exit_code = 75
 
 
 class VersionMismatch(WideError):
@@ -72,5 +64,5 @@ class ConnectionLost(WideError):
 
 
 BY_EXIT_CODE: dict[int, type[WideError]] = {
-    error.exit_code: error for error in (TrainingFailed, UsageError, Unreachable, TryAgain, VersionMismatch, Refused)
+    error.exit_code: error for error in (TrainingFailed, UsageError, Unreachable, VersionMismatch, Refused)
 }

@@ -19,7 +19,6 @@ class Master:
     def __init__(self, job: Job, model: nn.Module, seed: int) -> None:
         self.job = job
         self.seed = seed
-        self.version = 0
         self.model = model.cpu().train()
         self.layout = Layout(model)
         if not self.layout.trainable:
@@ -47,14 +46,13 @@ class Master:
     def add(self, block: Block, update: Flat) -> None:
         self._sum.add(block, update)
 
-    def update(self) -> None:
-        """All batches are in: one step of the job's optimizer."""
+    def update(self, step: int) -> None:
+        """All batches of this step are in: one step of the job's optimizer."""
         total = self._sum.take()
         for i, (parameter, gradient) in enumerate(zip(self._parameters, total.trainable, strict=True)):
             parameter.grad = gradient if total.touched >> i & 1 else None
         with generators, users_code("the optimizer's step failed"):
-            seed_everything(mix(self.seed, self.version))  # for optimizers that add noise
-            self.version += 1
+            seed_everything(mix(self.seed, step))  # for optimizers that add noise
             if self.job.clip_norm is not None:
                 nn.utils.clip_grad_norm_(self._parameters, self.job.clip_norm)
             self.optimizer.step()

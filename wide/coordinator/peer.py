@@ -19,8 +19,6 @@ class Peer:
     connected_at: float
     node: int = 0  # 0: has not said hello yet
     name: str = ""
-    host: str = ""
-    pid: int = 0
     is_evaluator: bool = False
     is_working: bool = False  # has built its model and is a member of the pool
     has_data: bool = False  # it has the data set itself: sample ids are enough

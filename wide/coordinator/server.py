@@ -226,8 +226,8 @@ class Server:
             raise Refused("wrong token: set WIDE_TOKEN, or --token-file, to the token of `wide serve`")
         peer.is_evaluator = is_evaluator
         self._nodes += not is_evaluator
-        peer.node, peer.pid = EVALUATOR if peer.is_evaluator else self._nodes, hello.pid
-        peer.name, peer.host = _printable(hello.name), _printable(hello.host)
+        peer.node = EVALUATOR if is_evaluator else self._nodes
+        peer.name = _printable(hello.name)
         self._strangers.discard(peer)
         self._peers[peer.node] = peer
         sink = functools.partial(self._place_for, peer)
@@ -240,7 +240,7 @@ class Server:
                     hello.build,
                     self.door.build,
                 )
-            peer.totals = self.record.node_joined(peer.node, peer.name, peer.host, peer.pid)
+            peer.totals = self.record.node_joined(peer.node, peer.name, _printable(hello.host), hello.pid)
         self._send(peer, say.Welcome(peer.node, self.door.seed, self.door.data))
 
     def _place_for(self, peer: Peer, message: say.Message, nbytes: int) -> Destinations:
@@ -353,7 +353,7 @@ class Server:
 
     def _close_step(self, close: events.CloseStep) -> None:
         step = self.pool.schedule.step(close.step)
-        self.master.update()
+        self.master.update(step.number)
         self.record.step_closed(step)
         self.master.begin(self.pool.step.batches)
         if step.is_last_of_epoch:

@@ -23,11 +23,17 @@ def split_spec(spec: str) -> tuple[Path, str]:
     return Path(spec), "job"
 
 
-def load(spec: str) -> Job:
-    """Import the job's file and return the Job it names, or say in one line why that cannot be done."""
+def find(spec: str) -> tuple[Path, str]:
+    """The same, for a file that must be there."""
     path, name = split_spec(spec)
     if not path.is_file():
         raise UsageError(f"{path}: no such file; give the Python file that holds your wide.Job")
+    return path, name
+
+
+def load(spec: str) -> Job:
+    """Import the job's file and return the Job it names, or say in one line why that cannot be done."""
+    path, name = find(spec)
     module = _module(path.resolve())
     job = getattr(module, name, None)
     if not isinstance(job, Job):

@@ -64,7 +64,7 @@ class Alone:
             if self.stop_reason:
                 return False
             self._train_batch(step, batch)
-        self.master.update()
+        self.master.update(step.number)
         self.record.step_closed(step)
         return True
 

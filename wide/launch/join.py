@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import sys
 from types import FrameType
 
 from wide.errors import BY_EXIT_CODE, Interrupted, UsageError, WideError
@@ -39,5 +38,4 @@ def join(address: str, spec: str, token_file: str | None, name: str | None, devi
         log.info("%s", stop.why)
     if stop.exit_code:
         raise BY_EXIT_CODE.get(stop.exit_code, WideError)(stop.why)
-    sys.stderr.flush()
     return 0

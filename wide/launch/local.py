@@ -22,16 +22,14 @@ import msgspec
 from wide.config import Options, resolve
 from wide.errors import BY_EXIT_CODE, Interrupted, TrainingFailed, UsageError, WideError
 from wide.job.definition import Job
-from wide.job.loading import load, split_spec
+from wide.job.loading import find, load
 from wide.launch.processes import CONTEXT, Children, warm_up
 from wide.launch.result import Result, from_json
 
 
 def run_file(spec: str, options: Options) -> Result:
     """`wide run FILE`. With nodes, the file is run by the children only; the result carries no model."""
-    path, _ = split_spec(spec)
-    if not path.is_file():
-        raise UsageError(f"{path}: no such file; give the Python file that holds your wide.Job")
+    path, _ = find(spec)
     if options.node_count == 0:
         with contextlib.redirect_stdout(sys.stderr):  # stdout is for the result alone
             return _run_here(load(spec), path.stem, options)
