@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
+import msgspec
 import pytest
 import torch
 
 from tests.jobs import make
 from wide.codec.batch import pack
+from wide.codec.layout import Flat, bind
+from wide.codec.pieces import cut, decode, encode
+from wide.codec.shadow import publish
 from wide.errors import ConnectionLost, ProtocolError, Refused, UsageError
 from wide.job.model import build_model
-from wide.node.worker import Identity, Worker, introduce
+from wide.node.worker import Identity, Left, Worker, introduce
 from wide.transport.connection import Connection
 from wide.transport.memory import pair
 from wide.transport.tcp import Listener
@@ -75,7 +81,9 @@ def work_for(worker, ids=None, batches=None):
     weights = worker._trainer.weights.bytes
     payload = [weights, ids.numpy().data.cast("B")] if ids is not None else [weights, *batches.buffers]
     description = [batches.description] if batches is not None else None
-    return say.Work(1, 0, 0, 0, [8] if batches else [8, 8], 32, len(weights), description), payload
+    runs = [(batches.nbytes, batches.width)] if batches is not None else []
+    sizes = [8] if batches else [8, 8]
+    return say.Work(1, 0, 0, 0, sizes, 32, len(weights), description, runs=runs), payload
 
 
 def test_a_worker_returns_the_sum_of_what_was_leased():
@@ -84,7 +92,7 @@ def test_a_worker_returns_the_sum_of_what_was_leased():
     assert (ready.samples, len(ready.tensors)) == (83, 4)
     work, payload = work_for(worker, ids=torch.arange(16))
     coordinator.send(work, *payload)
-    worker._compute(node.wait())
+    worker._serve(node.wait())
     update = coordinator.wait()
     assert (update.lease, len(update.losses), update.touched) == (1, 2, b"\x0f")
     gradient = torch.frombuffer(sink.last, dtype=torch.float32)
@@ -99,7 +107,7 @@ def test_streamed_batches_give_the_same_update_and_the_data_set_is_never_opened(
     local, node, coordinator, sink, _ = a_worker(make())
     work, payload = work_for(local, ids=torch.arange(8))
     coordinator.send(say.Work(1, 0, 0, 0, [8], 32, work.weights_nbytes), payload[0], payload[1])
-    local._compute(node.wait())
+    local._serve(node.wait())
     coordinator.wait()
     expected = bytes(sink.last)
 
@@ -108,7 +116,7 @@ def test_streamed_batches_give_the_same_update_and_the_data_set_is_never_opened(
     data = make().dataset()
     work, payload = work_for(streamed, batches=pack([tensor[:8] for tensor in data.tensors]))
     coordinator.send(work, *payload)
-    streamed._compute(node.wait())
+    streamed._serve(node.wait())
     coordinator.wait()
     assert bytes(sink.last) == expected
 
@@ -132,7 +140,7 @@ def test_an_error_in_the_users_code_is_reported_with_batch_file_and_line():
     worker, node, coordinator, _, _ = a_worker(make(loss=loss))
     work, payload = work_for(worker, ids=torch.arange(16))
     coordinator.send(work, *payload)
-    worker._compute(node.wait())
+    worker._serve(node.wait())
     failed = coordinator.wait()
     assert (failed.lease, failed.batch) == (1, 0)
     assert "ValueError: bad batch (test_connection.py:" in failed.problem
@@ -159,3 +167,119 @@ def test_a_taken_port_is_explained():
     with pytest.raises(UsageError, match=f"port {listener.port} .*choose another with --port"):
         Listener("127.0.0.1", listener.port)
     listener.close()
+
+
+class Parts:
+    """A sink that keeps every payload, one by one: what a coordinator receives from a node that encodes."""
+
+    def __init__(self):
+        self.payloads = []
+
+    def __call__(self, message, nbytes):
+        self.payloads.append(bytearray(nbytes))
+        return [memoryview(self.payloads[-1])] if nbytes else ()
+
+
+def whole_update(coordinator, codec, layout):
+    """Receive an update in parts, and decode it as a coordinator would."""
+    sink = Parts()
+    coordinator.reader.sink = sink
+    update = coordinator.wait()
+    assert update.codec == codec
+    raw = torch.zeros(layout.live_nbytes, dtype=torch.uint8)
+    for piece in cut(layout, only_live=True):
+        assert isinstance(coordinator.wait(), say.Part)
+        decode(piece, codec, memoryview(sink.payloads.pop()), raw)
+    return update, raw
+
+
+@pytest.mark.parametrize("codec", ["lz4", "zstd"])
+def test_an_update_in_parts_is_the_same_update(codec):
+    worker, node, coordinator, sink, _ = a_worker(make())
+    work, payload = work_for(worker, ids=torch.arange(16))
+    coordinator.send(work, *payload)
+    worker._serve(node.wait())
+    coordinator.wait()
+    expected = bytes(sink.last)
+    coordinator.send(msgspec.structs.replace(work, lease=2, reply_codec=codec), *payload)
+    worker._serve(node.wait())
+    _, raw = whole_update(coordinator, codec, worker._trainer.layout)
+    assert raw.numpy().tobytes() == expected
+
+
+def test_lossy_updates_add_up_and_a_refused_one_is_made_good():
+    worker, node, coordinator, sink, _ = a_worker(make())
+    layout = worker._trainer.layout
+    work, payload = work_for(worker, ids=torch.arange(16))
+    coordinator.send(work, *payload)
+    worker._serve(node.wait())
+    coordinator.wait()
+    gradient = torch.frombuffer(bytearray(sink.last), dtype=torch.float32).double()
+    received = []
+    for refused in (False, False, True, False):  # of four leases with the same gradient the second does not count
+        coordinator.send(msgspec.structs.replace(work, reply_codec="int4", is_refused=refused), *payload)
+        worker._serve(node.wait())
+        received.append(whole_update(coordinator, "int4", layout)[1].view(torch.float32).double())
+    coordinator.reader.sink = sink
+    worker.leave("enough")
+    with pytest.raises(Left):
+        worker.work()
+    assert coordinator.wait() == say.Leaving("enough")
+    debt = torch.frombuffer(bytearray(sink.last), dtype=torch.float32).double()
+    counted = received[0] + received[2] + received[3] + debt
+    assert torch.allclose(counted, 3 * gradient, atol=1e-6)
+    assert not torch.allclose(received[0], gradient, atol=1e-6)
+
+
+def test_weights_come_whole_then_as_differences_and_forward_passes_do_not_disturb_them():
+    job = make(
+        model=lambda: torch.nn.Sequential(torch.nn.Linear(6, 300), torch.nn.BatchNorm1d(300), torch.nn.Linear(300, 3))
+    )
+    worker, node, coordinator, _, _ = a_worker(job)
+    trainer = worker._trainer
+    layout, ids = trainer.layout, torch.arange(8).numpy().data.cast("B")
+    versions = [Flat(layout, only_live=False) for _ in range(3)]
+    for seed, version in enumerate(versions):
+        bind(build_model(job, seed=seed), version, layout)
+
+    def send(codecs, parts, is_whole):
+        work = say.Work(1, 0, 0, 0, [8], 8, 0, weights_codecs=codecs, is_whole=is_whole)
+        coordinator.send(work, ids)
+        for part in parts:
+            coordinator.send(say.Part(), *part)
+        worker._serve(node.wait())
+        coordinator.wait()
+
+    send(["zstd"], [encode(piece, "zstd", versions[0].raw) for piece in cut(layout, only_live=False)], is_whole=True)
+    assert trainer.weights.raw.equal(versions[0].raw)
+    live = cut(layout, only_live=True)
+    steps = [[publish(piece, "lz4", new.raw, old.raw) for piece in live] for old, new in pairwise(versions)]
+    send(["lz4", "lz4"], [part for step in steps for part in step], is_whole=False)
+    assert trainer.weights.raw.equal(versions[2].raw)
+    assert not trainer._bound.buffers_raw.equal(versions[2].buffers_raw)  # BatchNorm has seen a batch
+
+
+def test_a_stop_between_parts_ends_a_node():
+    worker, node, coordinator, _, _ = a_worker(make())
+    coordinator.send(say.Work(1, 0, 0, 0, [8], 8, 0, weights_codecs=["zstd"], is_whole=True), bytes(64))
+    coordinator.send(say.Stop("the run is over", 0))
+    assert worker.work() == say.Stop("the run is over", 0)
+
+
+def test_a_difference_to_nothing_is_refused():
+    worker, node, coordinator, _, _ = a_worker(make())
+    coordinator.send(say.Work(1, 0, 0, 0, [8], 8, 0, weights_codecs=["zstd"]), bytes(64))
+    with pytest.raises(ProtocolError, match="never had"):
+        worker.work()
+
+
+def test_a_small_message_leaves_in_one_system_call_and_a_large_payload_is_never_copied():
+    node, coordinator, sink = two_ends()
+    calls = []
+    send = node.stream.send
+    node.stream.send = lambda buffers: calls.append(buffers) or send(buffers)
+    payload = torch.arange(1000)
+    view = payload.numpy().data.cast("B")
+    node.send(say.Leaving("now"), view)
+    assert len(calls) == 1
+    assert calls[0][1] is view

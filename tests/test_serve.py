@@ -7,17 +7,12 @@ import re
 import signal
 import socket
 import sqlite3
-import struct
 from contextlib import closing
 
 import pytest
 
 from tests.processes import result_of, started, until, wide
 from tests.test_run import SLOW_LOSS, a_job
-from wide.transport.connection import Connection
-from wide.transport.tcp import connect
-from wide.wire import messages as say
-from wide.wire.frames import FIXED, encode
 
 
 def address_of(process, run_dir):
@@ -82,67 +77,6 @@ def test_who_may_not_come_in_is_told_why_and_counted(serving, tmp_path):
     assert (code, "your model is not the pool's" in err) == (77, True)
     assert until(lambda: rejects(tmp_path) == ["refused", "refused"], seconds=10)
     assert process.poll() is None
-
-
-def test_what_is_no_node_is_dropped_and_harms_nobody(serving, tmp_path):
-    process, address, job = serving
-    host, port = address.split(":")
-    token = token_of(tmp_path)
-    hello = say.Hello(token, "node", "evil", "h", 1, "b")
-    evil = {
-        "not wide": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
-        "payload too long": FIXED.pack(b"WIDE", 1, 1, 0, 10, 2**63, 0),
-        "header too long": FIXED.pack(b"WIDE", 1, 1, 0, 2**32 - 1, 0, 0),
-        "versionmismatch": FIXED.pack(b"WIDE", 9, 1, 0, 10, 0, 0),
-        "out of order": encode(say.Update(1, [], b"", 0.0, 0.0, 0.0, 0)),
-        "refused": encode(say.Hello(token, "evaluator", "evil", "h", 1, "b")),
-    }
-    silent = socket.create_connection((host, int(port)))
-    for reason, data in evil.items():
-        caller = socket.create_connection((host, int(port)))
-        caller.sendall(data)
-        assert until(lambda reason=reason: reason in rejects(tmp_path), seconds=10), reason
-        caller.close()
-    liar = Connection(connect(host, int(port)))
-    liar.send(hello)
-    assert isinstance(liar.wait(), say.Welcome)
-    liar.send(say.Update(1, [1.0], b"", 0.0, 0.0, 0.0, 0), memoryview(bytes(8)))
-    assert isinstance(liar.wait(), say.Stop)
-    assert until(lambda: "wrong payload" in rejects(tmp_path), seconds=10)
-    resetting = socket.create_connection((host, int(port)))
-    resetting.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    resetting.sendall(encode(hello)[:30])
-    resetting.close()
-    with started("join", address, "--job", job, cwd=tmp_path, WIDE_TOKEN=token) as good:
-        assert process.wait(60) == 0
-        assert good.wait(20) == 0
-    silent.close()
-
-
-def test_numbers_that_are_not_finite_are_refused_and_the_run_goes_on(serving, tmp_path):
-    process, address, job = serving
-    host, port = address.split(":")
-    with started("join", address, "--job", job, cwd=tmp_path, WIDE_TOKEN=token_of(tmp_path)) as good:
-        evil = Connection(connect(host, int(port)))
-        evil.send(say.Hello(token_of(tmp_path), "node", "evil", "h", 1, "b"))
-        evil.wait()
-        evil.reader.allow(lambda message, nbytes: [memoryview(bytearray(nbytes))] if nbytes else [], 1 << 20, 1 << 30)
-        evil.send(say.Ready(tensors_of(job), 83))
-        work = evil.wait()
-        live_nbytes = work.weights_nbytes
-        poison = memoryview(struct.pack("<f", float("nan")) * (live_nbytes // 4))
-        evil.send(say.Update(work.lease, [1.0] * len(work.sizes), b"\xff", 0.0, 0.0, 0.0, 0), poison)
-        assert isinstance(evil.wait(), say.Stop)
-        assert process.wait(60) == 0
-        assert good.wait(20) == 0
-    assert "failed" in rejects(tmp_path)
-
-
-def tensors_of(job):
-    from wide.codec.layout import Layout
-    from wide.job.loading import load
-
-    return Layout(load(str(job)).model()).describe()
 
 
 def test_a_leaving_node_is_noticed_and_the_pool_waits(serving, tmp_path):

@@ -15,6 +15,7 @@ from wide.errors import UsageError
 
 Strategy = Literal["sync"]
 Data = Literal["local", "stream", "auto"]
+Compress = Literal["lossless", "auto", "none", "lz4", "zstd", "bf16", "int8", "int4", "topk"]
 Log = Literal["silent", "normal", "verbose"]
 
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
@@ -31,6 +32,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None = None
     out: Path | None = None
     data: Data = "auto"
+    compress: Compress = "lossless"
     log: Log = "normal"
     device: str = "auto"
     host: str = "127.0.0.1"

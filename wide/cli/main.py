@@ -87,6 +87,12 @@ def _shared(command: argparse.ArgumentParser) -> None:
     command.add_argument("--seed", metavar="N")
     command.add_argument("--out", metavar="DIR", help="the run's folder (default: runs/<time>-<job>)")
     command.add_argument("--data", metavar="local|stream|auto", help="nodes build the data set, or are sent batches")
+    command.add_argument(
+        "--compress",
+        metavar="CODEC",
+        help="lossless (default: what makes each link fastest, exactly), auto (also what loses precision), "
+        "none, or one of lz4, zstd, bf16, int8, int4, topk",
+    )
     command.add_argument("--log", metavar="silent|normal|verbose", help="how much is said on stderr (default: normal)")
     command.add_argument("--device", metavar="auto|cpu|cuda:0|mps", help="where nodes compute (default: auto)")
 

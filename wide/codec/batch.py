@@ -5,14 +5,14 @@ Knows tensors and plain values; never pickle. A description is made of lists, so
 
 from __future__ import annotations
 
-import math
 from collections import namedtuple
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import torch
 
-from wide.codec.layout import ALIGN_NBYTES
+from wide.codec.tensor import ALIGN_NBYTES, Described, describe, rebuild
 from wide.errors import ProtocolError, TrainingFailed
 
 PADDING = memoryview(bytes(ALIGN_NBYTES))
@@ -24,43 +24,42 @@ class Packed(NamedTuple):
     description: list[Any]
     buffers: list[memoryview]
     nbytes: int
+    width: int  # bytes in a number of its largest tensor: what a codec may count on
 
 
 def pack(batch: Any) -> Packed:
     buffers: list[memoryview] = []
-    description = _describe(batch, buffers)
-    return Packed(description, buffers, sum(map(len, buffers)))
+    widths = [(0, 1)]
+    description = _describe(batch, buffers, widths)
+    return Packed(description, buffers, sum(map(len, buffers)), max(widths)[1])
 
 
-def _describe(value: Any, buffers: list[memoryview]) -> list[Any]:
+def _describe(value: Any, buffers: list[memoryview], widths: list[tuple[int, int]]) -> list[Any]:
     if isinstance(value, torch.Tensor):
-        return ["tensor", str(value.dtype).removeprefix("torch."), list(value.shape), *_append(value, buffers)]
+        described, raw = describe(value)
+        buffers += [raw, PADDING[: -len(raw) % ALIGN_NBYTES]]
+        widths.append((len(raw), min(value.itemsize, 8)))
+        return ["tensor", *described._replace(device="cpu")]  # a node computes where it likes
     if isinstance(value, np.ndarray) and value.dtype.kind in "fiubc":
         tensor = torch.from_numpy(np.ascontiguousarray(value))
-        return ["array", *_describe(tensor, buffers)[1:]]
+        return ["array", *_describe(tensor, buffers, widths)[1:]]
     if value is None or isinstance(value, bool | int | float | str | bytes):
         return ["value", value]
     if isinstance(value, dict) and all(isinstance(key, str | int | float | bytes) for key in value):
-        return ["dict", list(value), [_describe(item, buffers) for item in value.values()]]
+        return ["dict", list(value), [_describe(item, buffers, widths) for item in value.values()]]
     if type(value).__bases__ == (tuple,) and hasattr(value, "_fields"):  # not what adds methods to it
-        return ["named", type(value).__name__, list(value._fields), [_describe(item, buffers) for item in value]]
+        return [
+            "named",
+            type(value).__name__,
+            list(value._fields),
+            [_describe(item, buffers, widths) for item in value],
+        ]
     if type(value) in (list, tuple):
-        return [type(value).__name__, [_describe(item, buffers) for item in value]]
+        return [type(value).__name__, [_describe(item, buffers, widths) for item in value]]
     raise TrainingFailed(
         f"a batch holds a {type(value).__name__}, which cannot be streamed to nodes: "
         "use --data local, or a collate that returns tensors in dicts, lists or tuples"
     )
-
-
-def _append(tensor: torch.Tensor, buffers: list[memoryview]) -> tuple[int, list[int]]:
-    """Its bytes as they lie in memory, and the strides they lie in: kernels may round differently in another order."""
-    tensor = tensor.detach().cpu()
-    stride = torch.empty_like(tensor, device="meta").stride()  # the tensor's own if it has no gaps, else contiguous
-    if tensor.stride() != stride:
-        tensor = tensor.contiguous()
-    raw = torch.as_strided(tensor, (tensor.numel(),), (1,)).view(torch.uint8).numpy()
-    buffers += [raw.data, PADDING[: -raw.size % ALIGN_NBYTES]]
-    return int(raw.size), list(stride)
 
 
 def unpack(descriptions: list[list[Any]], raw: torch.Tensor) -> list[Any]:
@@ -85,19 +84,12 @@ def _build(description: list[Any], raw: torch.Tensor, cursor: list[int]) -> Any:
 
 
 def _tensor(rest: list[Any], raw: torch.Tensor, cursor: list[int]) -> torch.Tensor:
-    dtype_name, shape, nbytes, stride = rest
-    dtype = getattr(torch, dtype_name, None)
-    start = cursor[0]
-    cursor[0] += -(-nbytes // ALIGN_NBYTES) * ALIGN_NBYTES
-    count = math.prod(shape)
-    reach = 1 + sum((n - 1) * step for n, step in zip(shape, stride, strict=True)) if count else 0
-    is_dense = reach <= count and min(stride, default=0) >= 0
-    if (
-        not isinstance(dtype, torch.dtype)
-        or count * dtype.itemsize != nbytes
-        or not is_dense
-        or cursor[0] > raw.numel()
-    ):
-        raise ProtocolError("bad batch", f"a batch's {dtype_name} {shape} does not fit its {nbytes} bytes")
-    flat = raw[start : start + nbytes].view(dtype)
-    return torch.as_strided(flat, shape, stride, flat.storage_offset())
+    try:
+        described = msgspec.convert(rest, Described)
+    except msgspec.ValidationError as error:
+        raise ProtocolError("bad tensor", f"a batch's description cannot be read: {error}") from None
+    start, end = cursor[0], cursor[0] + described.nbytes
+    cursor[0] += -(-described.nbytes // ALIGN_NBYTES) * ALIGN_NBYTES
+    if cursor[0] > raw.numel():
+        raise ProtocolError("bad tensor", f"a batch's {described.dtype} {described.shape} goes beyond its bytes")
+    return rebuild(described, raw[start:end])

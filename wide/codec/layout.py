@@ -19,10 +19,9 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from wide.codec.tensor import ALIGN_NBYTES
 from wide.errors import TrainingFailed
 from wide.wire.messages import Tensor
-
-ALIGN_NBYTES = 64
 
 
 class Slot(NamedTuple):
@@ -91,10 +90,11 @@ class Flat:
 
     def is_finite(self) -> bool:
         """No NaN and no Inf among the gradients; a sum of squares that overflows counts as Inf."""
-        return all(
-            math.isfinite(run @ run) if isinstance(run, np.ndarray) else bool(torch.isfinite(run).all())
-            for run in self.gradient_runs
-        )
+        with np.errstate(over="ignore", invalid="ignore"):
+            return all(
+                math.isfinite(run @ run) if isinstance(run, np.ndarray) else bool(torch.isfinite(run).all())
+                for run in self.gradient_runs
+            )
 
 
 def join(left: Flat, right: Flat) -> None:
@@ -161,13 +161,17 @@ def _lean(run: torch.Tensor) -> Any:
     return run.numpy() if is_plain else run
 
 
-def _runs(raw: torch.Tensor, slots: list[Slot]) -> list[torch.Tensor]:
-    """Neighbours of one dtype as one view, padding included (it is zero and stays zero)."""
-    runs: list[tuple[torch.dtype, int, int]] = []
+def spans(slots: list[Slot]) -> list[tuple[torch.dtype, int, int]]:
+    """Neighbours of one dtype as (dtype, start, end), padding included (it is zero and stays zero)."""
+    found: list[tuple[torch.dtype, int, int]] = []
     for slot in slots:
         end = slot.offset + -(-slot.nbytes // ALIGN_NBYTES) * ALIGN_NBYTES
-        if runs and runs[-1][0] == slot.dtype and runs[-1][2] == slot.offset:
-            runs[-1] = (slot.dtype, runs[-1][1], end)
+        if found and found[-1][0] == slot.dtype and found[-1][2] == slot.offset:
+            found[-1] = (slot.dtype, found[-1][1], end)
         else:
-            runs.append((slot.dtype, slot.offset, end))
-    return [raw[start:end].view(dtype) for dtype, start, end in runs]
+            found.append((slot.dtype, slot.offset, end))
+    return found
+
+
+def _runs(raw: torch.Tensor, slots: list[Slot]) -> list[torch.Tensor]:
+    return [raw[start:end].view(dtype) for dtype, start, end in spans(slots)]

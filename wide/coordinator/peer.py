@@ -3,11 +3,30 @@
 from __future__ import annotations
 
 from collections import deque
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
+from wide.codec.choose import Role
 from wide.codec.layout import Flat
+from wide.codec.lossless import Buffers
+from wide.codec.speeds import Cpu
+from wide.coordinator.probe import Probing
+from wide.telemetry.link import Link
 from wide.telemetry.totals import NodeTotals
 from wide.transport.connection import Connection
+from wide.wire.messages import Update
+
+
+@dataclass(slots=True)
+class Arriving:
+    """An update on its way in: since when, and the bytes that had come by then; in parts, how many began, and came."""
+
+    update: Update
+    since: float
+    nbytes_before: int
+    announced: int = 0
+    parts: int = 0
+    flat: Flat | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -23,10 +42,25 @@ class Peer:
     is_working: bool = False  # has built its model and is a member of the pool
     has_data: bool = False  # it has the data set itself: sample ids are enough
     version: int = -1  # of the weights it was sent last
+    keeps_versions: bool = False  # it holds the last version apart, so that differences can be added to it
+    up: Link | None = None  # from it to us, and
+    down: Link | None = None  # back; unknown until it has been probed
+    probing: Probing | None = None
+    cpu: Cpu = field(default_factory=Cpu)  # how quickly it encodes its updates
+    codecs: dict[Role, str] = field(default_factory=lambda: {"gradient": "raw", "weights": "raw", "batch": "raw"})
+    reasons: dict[Role, str] = field(default_factory=dict)
+    asked_codec: str = "raw"  # for the update of its present lease
+    decided_at: float = 0.0
+    pending: deque[Future[Buffers]] = field(default_factory=deque)  # parts that are still being encoded for it
+    arriving: Arriving | None = None
+    is_refused: bool = False  # its last update did not count, and it has not been told yet
+    saved_nbytes: int = 0  # by encoding updates
     sizes: list[int] = field(default_factory=list)  # the samples in each batch of its lease
     wants_write: bool = False
+    moved_nbytes: int = 0  # both ways, when last looked at, and
+    moved_at: float = 0.0  # since when it is so
     totals: NodeTotals | None = None
-    incoming: deque[Flat] = field(default_factory=deque)  # updates being received, or waiting to be merged
+    incoming: deque[Flat | bytearray] = field(default_factory=deque)  # payloads, as they came: flat ones, and parts
 
     def __repr__(self) -> str:
         return f"<Peer {self.node} {self.name!r} at {self.address}>"
@@ -34,5 +68,7 @@ class Peer:
     def count_bytes(self) -> None:
         """A node's bytes are ours seen from the other end."""
         if self.totals is not None:
-            self.totals.bytes_sent = self.totals.raw_bytes = self.connection.bytes_received
-            self.totals.bytes_received = self.connection.bytes_sent
+            totals = self.totals
+            totals.bytes_sent, totals.bytes_received = self.connection.bytes_received, self.connection.bytes_sent
+            totals.raw_bytes = totals.bytes_sent + self.saved_nbytes
+            totals.compression_ratio = totals.raw_bytes / max(totals.bytes_sent, 1)

@@ -96,6 +96,9 @@ class Record:
         self.db.insert("rejects", [(time.time(), node, reason, detail)])
         log.debug("rejected %s from node %s: %s", reason, node, detail)
 
+    def chose(self, node: int, role: str, codec: str, reason: str) -> None:
+        self.db.insert("choices", [(time.time(), node, role, codec, reason)])
+
     def evaluated(self, epoch: int, step: int, metrics: dict[str, float]) -> None:
         at = time.time()
         self.db.insert("evaluations", [(at, epoch, step, name, value) for name, value in metrics.items()])
@@ -117,5 +120,5 @@ class Record:
         if force or now - self._series_at >= SERIES_S:
             self._series_at = now
             at = time.time()
-            names = ("batches", "bytes_sent", "bytes_received", "compute_s", "network_s", "rss_bytes")
+            names = ("batches", "bytes_sent", "bytes_received", "compute_s", "codec_s", "network_s", "rss_bytes")
             self.db.insert("samples", [(at, n.node, m, getattr(n, m)) for n in self.nodes.values() for m in names])

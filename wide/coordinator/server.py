@@ -6,45 +6,42 @@ A message becomes an event, the event becomes actions, the actions are carried o
 from __future__ import annotations
 
 import functools
-import hmac
+import logging
 import math
+import os
 import selectors
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
 
-from wide.codec.layout import difference
+from wide.codec.layout import Flat
 from wide.coordinator import events
+from wide.coordinator.bell import Bell
+from wide.coordinator.choices import Choices
+from wide.coordinator.delivery import Delivery
+from wide.coordinator.door import Door, printable
 from wide.coordinator.evaluation import Evaluation
 from wide.coordinator.feed import Feed
+from wide.coordinator.intake import Intake
 from wide.coordinator.master import Master
+from wide.coordinator.patience import exhausted
 from wide.coordinator.peer import Peer
+from wide.coordinator.probe import PROBE_NBYTES, Probing
 from wide.coordinator.record import Record
-from wide.coordinator.snapshots import Snapshots
 from wide.coordinator.state import Pool
+from wide.coordinator.versions import Versions
 from wide.errors import ConnectionLost, ProtocolError, Refused, TrainingFailed, VersionMismatch, WideError
 from wide.telemetry.log import log
 from wide.transport.connection import Connection
-from wide.transport.tcp import Listener
+from wide.transport.tcp import Listener, TcpStream
 from wide.wire import messages as say
-from wide.wire.frames import Destinations
 
 TICK_S = 0.05
 GOODBYE_S = 1.0
-GREETING_S = 10.0  # an unknown caller has this long to say who it is
+TOLD_EVERY_S = 1.0
+MOST_STRANGERS = 4096  # callers that have not said who they are; the oldest go first
 EVALUATOR = -1  # its place among the nodes
 HEADER_LIMIT = 1 << 20  # a model of 10,000 tensors describes itself in less
-
-
-@dataclass(frozen=True)
-class Door:
-    """Who may come in, and what they are told."""
-
-    token: str
-    evaluator_token: str
-    seed: int
-    data: str
-    build: str  # of this machine; a node that differs may round differently
 
 
 class Server:
@@ -62,7 +59,14 @@ class Server:
     ) -> None:
         self.listener, self.door, self.pool = listener, door, pool
         self.master, self.feed, self.record, self.evaluation = master, feed, record, evaluation
-        self.snapshots = Snapshots(master.weights)
+        self._encoders = ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="encoder")
+        self.choices = Choices(door.compress, master.layout.live_nbytes, record, self._encoders)
+        self.intake = Intake(master, self.choices)
+        versions = Versions(master.weights, master.layout, self._encoders)
+        self._bell = Bell()
+        self.delivery = Delivery(
+            versions, feed, self.choices, self._encoders, self._send, self._bell.ring, self._members
+        )
         self.stop_reason = ""  # set from outside (a signal) to end the run
         self.ended: events.EndRun | None = None
         self.last_trouble = ""  # why the last peer was dropped
@@ -72,21 +76,24 @@ class Server:
         self._strangers: set[Peer] = set()
         self._nodes = 0
         self._held: list[events.GrantLease] = []
-        self._ticked_at = 0.0
+        self._ticked_at = self._told_at = 0.0
         self._selector = selectors.DefaultSelector()
-        self._selector.register(listener, selectors.EVENT_READ, None)
+        self._selector.register(listener, selectors.EVENT_READ, self._accept)
+        self._selector.register(self._bell, selectors.EVENT_READ, self._part_is_ready)
         self._perform: dict[type[events.Action], Callable[..., None]] = {
             events.GrantLease: self._grant_lease,
             events.MergeUpdate: lambda action: None,  # done where the update is at hand
             events.CloseStep: self._close_step,
-            events.RejectUpdate: lambda action: self.record.rejected(action.node, action.reason, action.detail),
+            events.RejectUpdate: self._reject_update,
             events.DropNode: lambda action: self._dismiss(self._peers[action.node], TrainingFailed(action.why)),
             events.EndRun: self._end_run,
         }
         self._hear: dict[type[say.Message], Callable[..., None]] = {
             say.Hello: self._heard_hello,
             say.Ready: self._heard_ready,
+            say.Probe: lambda peer, _: self.intake.echoed(peer, functools.partial(self._send, peer)),
             say.Update: self._heard_update,
+            say.Part: self._heard_part,
             say.Failed: self._heard_failed,
             say.Leaving: self._heard_leaving,
             say.Evaluated: self._heard_evaluated,
@@ -97,10 +104,10 @@ class Server:
         self.master.begin(self.pool.step.batches)
         while self.ended is None or (self.evaluation.is_busy and not self.stop_reason):
             for key, mask in self._selector.select(TICK_S):
-                if key.data is None:
-                    self._accept()
-                else:
+                if isinstance(key.data, Peer):
                     self._serve_peer(key.data, mask)
+                else:
+                    key.data()
             now = time.monotonic()
             if now - self._ticked_at >= TICK_S:
                 self._tick(now, watch)
@@ -111,7 +118,10 @@ class Server:
         for peer in [*self._peers.values(), *self._strangers]:
             self._part(peer, "the run is over", code)
         self._selector.unregister(self.listener)
+        self._selector.unregister(self._bell)
         self.listener.close()
+        self._encoders.shutdown(cancel_futures=True)
+        self._bell.close()
         deadline, scratch = time.monotonic() + GOODBYE_S, memoryview(bytearray(1 << 16))
         while self._selector.get_map() and time.monotonic() < deadline:
             for key, _ in self._selector.select(TICK_S):
@@ -129,10 +139,12 @@ class Server:
 
     def _tick(self, now: float, watch: Callable[[], str]) -> None:
         self._ticked_at = now
-        for peer in [peer for peer in self._strangers if now - peer.connected_at > GREETING_S]:
-            self._dismiss(peer, Refused("you did not say hello in time"))
-        for peer in self._peers.values():
-            peer.count_bytes()
+        for peer in [*self._peers.values(), *self._strangers]:
+            if error := exhausted(peer, now):
+                self._dismiss(peer, error)
+            elif peer.is_working:
+                peer.count_bytes()
+                self.choices.decide(peer, self.delivery.batch_nbytes, now)
         if self.stop_reason:
             self._decide(events.StopRequested(self.stop_reason))
         elif self.ended is None and (problem := watch()):
@@ -143,10 +155,26 @@ class Server:
     # ── connections ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def _accept(self) -> None:
-        while (caller := self.listener.accept()) is not None:
+        while (caller := self._next_caller()) is not None:
+            if len(self._strangers) == MOST_STRANGERS:
+                self._send_away_oldest()
             peer = Peer(Connection(caller[0]), caller[1], time.monotonic())
             self._strangers.add(peer)
             self._selector.register(peer.connection.stream, selectors.EVENT_READ, peer)
+
+    def _next_caller(self) -> tuple[TcpStream, str] | None:
+        """Who has not said hello yet makes room for the next one. If there is nobody such, callers wait outside."""
+        while True:
+            try:
+                return self.listener.accept()
+            except ConnectionLost:
+                if not self._strangers:
+                    time.sleep(TICK_S)  # or this loop would spin until somebody leaves
+                    return None
+                self._send_away_oldest()
+
+    def _send_away_oldest(self) -> None:
+        self._dismiss(min(self._strangers, key=lambda peer: peer.connected_at), Refused("too many callers at once"))
 
     def _serve_peer(self, peer: Peer, mask: int) -> None:
         if peer.connection.stream.fileno() < 0:
@@ -165,6 +193,15 @@ class Server:
             self._forget(peer, str(error))
         except (ProtocolError, Refused, VersionMismatch) as error:
             self._dismiss(peer, error)
+
+    def _members(self) -> list[Peer]:
+        return [peer for peer in self._peers.values() if peer.is_working]
+
+    def _part_is_ready(self) -> None:
+        self._bell.hush()
+        for peer in self._members():
+            if peer.pending:
+                self.delivery.pump(peer)
 
     def _send(self, peer: Peer, message: say.Message, *payload: memoryview) -> None:
         try:
@@ -187,7 +224,9 @@ class Server:
             reason = error.reason if isinstance(error, ProtocolError) else type(error).__name__.lower()
             self.record.rejected(peer.node or None, reason, f"{peer.address}: {error}")
         self.last_trouble = str(error)
-        log.info("dropped %s at %s: %s", peer.name or "a caller", peer.address, error)
+        is_news = peer.node or time.monotonic() - self._told_at > TOLD_EVERY_S  # a crowd of callers is told of once
+        self._told_at = time.monotonic()
+        log.log(logging.INFO if is_news else logging.DEBUG, "dropped %s: %s", peer.name or peer.address, error)
         self._part(peer, str(error), error.exit_code)
         self._forget(peer, str(error))
 
@@ -205,8 +244,8 @@ class Server:
         peer.connection.close()
         self._strangers.discard(peer)
         self._peers.pop(peer.node, None)
-        for flat in peer.incoming:
-            self.master.release(flat)
+        peer.pending.clear()
+        self.intake.forget(peer)
         if peer.is_evaluator:
             self.evaluation.lost(why)
         elif peer.node:
@@ -220,18 +259,14 @@ class Server:
     def _heard_hello(self, peer: Peer, hello: say.Hello) -> None:
         if peer.node:
             raise ProtocolError("out of order", "a second hello")
-        is_evaluator = hello.role == "evaluator"
-        expected = self.door.evaluator_token if is_evaluator else self.door.token
-        if not hmac.compare_digest(hello.token.encode(), expected.encode()):
-            raise Refused("wrong token: set WIDE_TOKEN, or --token-file, to the token of `wide serve`")
-        peer.is_evaluator = is_evaluator
+        is_evaluator = peer.is_evaluator = self.door.admit(hello)
         self._nodes += not is_evaluator
         peer.node = EVALUATOR if is_evaluator else self._nodes
-        peer.name = _printable(hello.name)
+        peer.name = printable(hello.name)
         self._strangers.discard(peer)
         self._peers[peer.node] = peer
-        sink = functools.partial(self._place_for, peer)
-        peer.connection.reader.allow(sink, HEADER_LIMIT, self.master.layout.live_nbytes)
+        sink = functools.partial(self.intake.place_for, peer)
+        peer.connection.reader.allow(sink, HEADER_LIMIT, max(self.master.layout.live_nbytes, PROBE_NBYTES))
         if not peer.is_evaluator:
             if hello.build != self.door.build:
                 log.warning(
@@ -240,39 +275,38 @@ class Server:
                     hello.build,
                     self.door.build,
                 )
-            peer.totals = self.record.node_joined(peer.node, peer.name, _printable(hello.host), hello.pid)
+            peer.totals = self.record.node_joined(peer.node, peer.name, printable(hello.host), hello.pid)
         self._send(peer, say.Welcome(peer.node, self.door.seed, self.door.data))
-
-    def _place_for(self, peer: Peer, message: say.Message, nbytes: int) -> Destinations:
-        if isinstance(message, say.Update) and nbytes == self.master.layout.live_nbytes:
-            peer.incoming.append(self.master.take_buffer())
-            return (peer.incoming[-1].bytes,)
-        if nbytes or isinstance(message, say.Update):
-            raise ProtocolError("wrong payload", f"{type(message).__name__} with {nbytes} bytes of payload")
-        return ()
+        if not is_evaluator:
+            peer.probing = Probing()
+            peer.probing.next(functools.partial(self._send, peer))
 
     def _heard_ready(self, peer: Peer, ready: say.Ready) -> None:
         if peer.is_working:
             raise ProtocolError("out of order", "a second ready")
-        if differs := difference(ready.tensors, self._tensors):
-            raise Refused(f"your model is not the pool's: {differs}; use the same job file and library versions")
+        if peer.up is None and not peer.is_evaluator:
+            raise ProtocolError("out of order", "ready before the probe was said back")
+        self.door.check_model(ready, self._tensors)
         if peer.is_evaluator:
             self.evaluation.joined(lambda message, *payload: self._send(peer, message, *payload))
             return
-        peer.has_data = ready.samples == self.feed.schedule.samples
-        if self.door.data == "local" and not peer.has_data:
-            problem = ready.data_problem or f"it has {ready.samples} samples, the pool's {self.feed.schedule.samples}"
-            raise Refused(f"your data set is not the pool's ({problem}); or serve with --data stream")
+        peer.has_data = self.door.has_data(ready, self.feed.schedule.samples)
         peer.is_working = True
         log.info("node %d (%s) joined%s", peer.node, peer.name, "" if peer.has_data else ", batches are streamed to it")
+        self.choices.decide(peer, self.delivery.batch_nbytes, time.monotonic())
         self._decide(events.NodeJoined(peer.node))
 
     def _heard_update(self, peer: Peer, update: say.Update) -> None:
-        flat = peer.incoming.popleft()
+        if (flat := self.intake.update(peer, update)) is not None:
+            self._updated(peer, update, flat)
+
+    def _heard_part(self, peer: Peer, part: say.Part) -> None:
+        if (whole := self.intake.part(peer)) is not None:
+            self._updated(peer, *whole)
+
+    def _updated(self, peer: Peer, update: say.Update, flat: Flat) -> None:
         totals = peer.totals
-        if not peer.is_working or totals is None:
-            self.master.release(flat)
-            raise ProtocolError("out of order", "an update before any work")
+        assert totals is not None
         flat.touched = int.from_bytes(update.touched, "little") & self._all_touched
         totals.compute_s += update.compute_s
         totals.codec_s += update.codec_s
@@ -297,7 +331,9 @@ class Server:
         self._decide(events.WorkFailed(peer.node, failed.lease, failed.batch, failed.problem, failed.details))
 
     def _heard_leaving(self, peer: Peer, leaving: say.Leaving) -> None:
-        self._forget(peer, leaving.why)
+        if (debt := self.intake.debt(peer)) is not None:
+            self.master.settle(debt)
+        self._forget(peer, printable(leaving.why))
 
     def _heard_evaluated(self, peer: Peer, evaluated: say.Evaluated) -> None:
         if not peer.is_evaluator:
@@ -328,28 +364,13 @@ class Server:
         step, block, version = self.pool.step, grant.block, self.pool.version
         if step.number != grant.step:
             step = self.pool.schedule.step(grant.step)  # held back, and overtaken meanwhile
-        payload: list[memoryview] = []
-        if peer.version != version:
-            everything = self.snapshots.get(version, self._versions_in_flight)
-            payload.append(everything if peer.version < 0 else everything[: self.master.layout.live_nbytes])
-            peer.version = version
-        weights_nbytes = sum(map(len, payload))
-        descriptions = None
-        if peer.has_data:
-            payload.append(self.feed.ids(step, block))
-        else:
-            packed = self.feed.batches(step, block)
-            descriptions = [batch.description for batch in packed]
-            payload += [buffer for batch in packed for buffer in batch.buffers]
-        peer.sizes = self.feed.schedule.sizes(step, block.first, block.end)
-        work = say.Work(
-            grant.lease, version, step.number, block.first, peer.sizes, step.samples, weights_nbytes, descriptions
-        )
         log.debug("node %d gets lease %d: step %d %s", peer.node, grant.lease, step.number, block)
-        self._send(peer, work, *payload)
+        self.delivery.deliver(peer, grant, step, version)
 
-    def _versions_in_flight(self) -> set[int]:
-        return {peer.version for peer in self._peers.values() if peer.wants_write}
+    def _reject_update(self, reject: events.RejectUpdate) -> None:
+        self.record.rejected(reject.node, reject.reason, reject.detail)
+        if reject.node in self._peers:
+            self._peers[reject.node].is_refused = True
 
     def _close_step(self, close: events.CloseStep) -> None:
         step = self.pool.schedule.step(close.step)
@@ -369,7 +390,3 @@ class Server:
             self.evaluation.hurry()
         if self.evaluation.is_busy and not self.stop_reason:
             log.info("training is over, evaluation goes on")
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else "?" for c in text)[:64] or "unnamed"

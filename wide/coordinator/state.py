@@ -202,6 +202,9 @@ class Pool:
 
     def _share(self, member: Member) -> float:
         """This node's part of the pool's speed. While nothing is known of it, or of the pool, it gets one batch."""
+        if not self._pool_rate:  # the first step: as soon as everybody was measured, that is known
+            rates = [other.batches_per_s for other in self.members.values()]
+            self._pool_rate = sum(rate for rate in rates if rate) if None not in rates else 0.0
         if member.batches_per_s is None or not self._pool_rate:
             return 0.0
         return min(1.0, member.batches_per_s / self._pool_rate)

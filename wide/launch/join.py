@@ -10,7 +10,7 @@ from types import FrameType
 from wide.errors import BY_EXIT_CODE, Interrupted, UsageError, WideError
 from wide.job.loading import load
 from wide.launch.token import read_token
-from wide.node.worker import Identity, lend, pick_device
+from wide.node.worker import Identity, Left, Worker, lend, pick_device
 from wide.telemetry.log import log, logging_to
 from wide.transport.connection import Connection
 from wide.transport.tcp import connect
@@ -26,15 +26,25 @@ def join(address: str, spec: str, token_file: str | None, name: str | None, devi
         raise UsageError("no token: set WIDE_TOKEN or give --token-file, with the token of `wide serve`")
     job = load(spec)
 
+    workers: list[Worker] = []
+    signals: list[int] = []
+
     def leave(number: int, frame: FrameType | None) -> None:
-        raise Interrupted("left the pool", number)
+        """The first time politely, if there is work to be handed in; the second time at once."""
+        signals.append(number)
+        if not workers or len(signals) > 1:
+            raise Interrupted("left the pool", number)
+        workers[0].leave("it was told to leave")
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, leave)
     with logging_to(tier):
         connection = Connection(connect(host.strip("[]"), int(port)))
         identity = Identity(token, name or socket.gethostname(), os.getpid(), pick_device(device))
-        stop = lend(connection, identity, lambda: job)
+        try:
+            stop = lend(connection, identity, lambda: job, begun=workers.append)
+        except Left:
+            raise Interrupted("left the pool", signals[0]) from None
         log.info("%s", stop.why)
     if stop.exit_code:
         raise BY_EXIT_CODE.get(stop.exit_code, WideError)(stop.why)

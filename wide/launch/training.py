@@ -17,11 +17,12 @@ import torch
 
 from wide.codec.layout import unbind
 from wide.config import Options
+from wide.coordinator.door import Door
 from wide.coordinator.evaluation import Evaluation
 from wide.coordinator.feed import Feed
 from wide.coordinator.master import Master
 from wide.coordinator.record import Record
-from wide.coordinator.server import Door, Server
+from wide.coordinator.server import Server
 from wide.coordinator.state import Pool
 from wide.dashboard.terminal import watching
 from wide.errors import Interrupted, TrainingFailed, UsageError
@@ -86,7 +87,7 @@ class Run:
 
     def _pool(self, samples: Samples, crew: Crew) -> list[int]:
         here = build(pick_device(self.options.device), self.job.threads)
-        door = Door(crew.token, crew.evaluator_token, self.seed, self.options.data, here)
+        door = Door(crew.token, crew.evaluator_token, self.seed, self.options.data, self.options.compress, here)
         pool = Pool(self.schedule, self.steps, self.options.seconds, is_open=not crew.is_local)
         feed = Feed(samples, self.schedule)
         evaluation = Evaluation(self.record, self.job.evaluate is not None)

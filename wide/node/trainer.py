@@ -58,6 +58,14 @@ class Trainer:
         self._on_host = Flat(self.layout, only_live=True) if device.type != "cpu" else None
         self.batch = -1  # which batch of the step is being computed: for messages about failures
 
+    def keep_versions(self) -> None:
+        """From now on versions arrive in memory of their own: differences are added to the last one, which neither the
+        buffers' updates nor the user's code may touch.
+        """
+        if self.weights is self._bound:
+            self.weights = Flat(self.layout, only_live=False)
+            self.weights.raw.copy_(self._bound.raw)
+
     def weights_changed(self) -> None:
         """A new version has been written into `weights`."""
         if self._bound is not self.weights:

@@ -6,25 +6,31 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from wide.codec.batch import unpack
+from wide.codec.ladder import RAW
+from wide.codec.layout import Flat
 from wide.errors import BY_EXIT_CODE, ConnectionLost, ProtocolError, TrainingFailed, UsageError, WideError
 from wide.job.definition import Job
 from wide.job.samples import Samples
+from wide.node.parcels import Interruption, Parcels
 from wide.node.trainer import Assignment, Trainer
 from wide.telemetry.log import log
 from wide.telemetry.process import build, rss_bytes
 from wide.transport.connection import Connection
 from wide.wire import messages as say
-from wide.wire.frames import Destinations
+from wide.wire.frames import Destinations, no_payload
 
 HEADER_LIMIT = 64 << 20
 PAYLOAD_LIMIT = 1 << 40  # a node trusts its coordinator
+PROBE_LIMIT = 1 << 20
 RSS_EVERY_S = 1.0
 LOOK_UP_S = 0.1
+
+M = TypeVar("M", bound=say.Message)
 
 
 @dataclass(frozen=True)
@@ -60,16 +66,43 @@ def introduce(connection: Connection, identity: Identity, threads: int) -> say.W
         build(identity.device, threads),
     )
     connection.send(hello)
-    welcome = connection.wait()
-    if isinstance(welcome, say.Stop):
-        raise BY_EXIT_CODE.get(welcome.exit_code, WideError)(welcome.why)
-    if not isinstance(welcome, say.Welcome):
-        raise ProtocolError("out of order", f"expected a welcome, got {type(welcome).__name__}")
+    welcome = _expect(connection, say.Welcome)
+    if identity.role == "node":
+        _echo(connection)
     return welcome
+
+
+def _echo(connection: Connection) -> None:
+    """Say probes back, payload and all: before anything else can make this process slow."""
+    load = memoryview(b"")
+
+    def place_for(message: say.Message, nbytes: int) -> Destinations:
+        nonlocal load
+        if not isinstance(message, say.Probe):
+            return no_payload(message, nbytes)
+        load = memoryview(bytearray(nbytes))
+        return (load,)
+
+    connection.reader.allow(place_for, HEADER_LIMIT, PROBE_LIMIT)
+    while not (probe := _expect(connection, say.Probe)).is_last:
+        connection.send(probe, load)
+
+
+def _expect(connection: Connection, kind: type[M]) -> M:
+    message = connection.wait()
+    if isinstance(message, say.Stop):
+        raise BY_EXIT_CODE.get(message.exit_code, WideError)(message.why)
+    if not isinstance(message, kind):
+        raise ProtocolError("out of order", f"expected {kind.__name__}, got {type(message).__name__}")
+    return message
 
 
 class Unwanted(WideError):
     """The lease at hand is no longer of interest: most likely the run is over."""
+
+
+class Left(WideError):
+    """This machine wants to leave the pool."""
 
 
 class Worker:
@@ -81,6 +114,9 @@ class Worker:
         self._ids = bytearray()  # of the lease at hand
         self._batches = torch.empty(0, dtype=torch.uint8)  # or these, if they are streamed
         self._waited_s = 0.0
+        self._arriving = (0.0, 0)  # since when a work's payload has been coming, and the bytes that had come by then
+        self._leaving_why = ""
+        self._is_waiting = False
         self._looked_at = 0.0
         self._rss = (0.0, 0)
         problem = ""
@@ -90,42 +126,92 @@ class Worker:
             except TrainingFailed as error:
                 problem = str(error)
         self._trainer = Trainer(job, welcome.seed, device)
+        self._parcels = Parcels(connection, self._trainer)
         connection.reader.allow(self._place_for, HEADER_LIMIT, PAYLOAD_LIMIT)
         length = len(self._samples) if self._samples is not None else None
         connection.send(say.Ready(self._trainer.layout.describe(), length, problem))
 
     def work(self) -> say.Stop:
         """Until the coordinator says stop; the user's errors are reported to it before they are raised here."""
-        while True:
-            before = time.perf_counter()
-            message = self._connection.wait()
-            self._waited_s += time.perf_counter() - before
-            if isinstance(message, say.Work):
-                self._compute(message)
-            elif isinstance(message, say.Stop):
-                return message
-            else:
-                raise ProtocolError("out of order", f"{type(message).__name__} is not for nodes")
+        try:
+            while True:
+                message = self._wait()
+                if isinstance(message, say.Stop):
+                    return message
+                if not isinstance(message, say.Work):
+                    raise ProtocolError("out of order", f"{type(message).__name__} is not for nodes")
+                self._serve(message)
+        except Interruption as interruption:
+            if isinstance(interruption.message, say.Stop):
+                return interruption.message
+            raise ProtocolError("out of order", str(interruption)) from None
+        except Left as left:
+            self._say_goodbye(str(left))
+            raise
+        finally:
+            self._parcels.close()
+
+    def leave(self, why: str) -> None:
+        """Called by a signal handler: stop at the next batch, hand in what is owed, and go."""
+        if self._is_waiting:
+            raise Left(why)
+        self._leaving_why = why
+
+    def _wait(self) -> say.Message:
+        before = time.perf_counter()
+        self._is_waiting = True
+        if self._leaving_why:
+            raise Left(self._leaving_why)
+        message = self._connection.wait()
+        self._is_waiting = False
+        self._waited_s += time.perf_counter() - before
+        return message
+
+    def _say_goodbye(self, why: str) -> None:
+        flat = Flat(self._trainer.layout, only_live=True)
+        debt = self._parcels.debt(flat)
+        self._connection.send(say.Leaving(why), *([debt] if debt is not None else []))
 
     def _place_for(self, message: say.Message, nbytes: int) -> Destinations:
         """Weights go straight into the model's own buffer, data into memory made for this lease."""
+        if isinstance(message, say.Part):
+            return (self._parcels.place_for_part(nbytes),)
         if not isinstance(message, say.Work):
             if nbytes:
                 raise ProtocolError("unexpected payload", f"{type(message).__name__} must not carry a payload")
             return ()
+        self._arriving = (time.perf_counter(), self._connection.bytes_received)
         weights = self._trainer.weights.bytes[: message.weights_nbytes]
         if len(weights) != message.weights_nbytes or nbytes < len(weights):
             raise ProtocolError("wrong payload", f"{message.weights_nbytes} bytes of weights")
         if message.batches is None:
             self._ids = bytearray(nbytes - len(weights))
             return (weights, memoryview(self._ids))
-        self._batches = torch.empty(nbytes - len(weights), dtype=torch.uint8)
-        return (weights, self._batches.numpy().data)
+        data_nbytes = sum(run[0] for run in message.runs)
+        if nbytes - len(weights) != (data_nbytes if message.batches_codec == RAW else 0):
+            raise ProtocolError("wrong payload", f"{nbytes} bytes for {data_nbytes} bytes of batches")
+        self._batches = torch.empty(data_nbytes, dtype=torch.uint8)
+        return (weights, self._batches.numpy().data) if message.batches_codec == RAW else (weights,)
 
-    def _compute(self, work: say.Work) -> None:
-        started = self._looked_at = time.perf_counter()
-        if work.weights_nbytes:
+    def _serve(self, work: say.Work) -> None:
+        received = self._receive(work)
+        self._compute(work, received)
+
+    def _receive(self, work: say.Work) -> tuple[int, float]:
+        """What comes in parts. Returns how many bytes all came in how long, after those that came first."""
+        if work.is_refused:
+            self._parcels.refused()
+        has_changed = self._parcels.take_weights(work)
+        if work.batches is not None and work.batches_codec != RAW:
+            self._parcels.take_batches(work, self._batches)
+        since, nbytes_before = self._arriving
+        received = self._connection.bytes_received - nbytes_before, time.perf_counter() - since
+        if has_changed:
             self._trainer.weights_changed()
+        return received
+
+    def _compute(self, work: say.Work, received: tuple[int, float]) -> None:
+        started = self._looked_at = time.perf_counter()
         assignment = Assignment(work.step, work.first, work.sizes, work.step_samples)
         try:
             total, losses = self._trainer.compute(assignment, self._fetcher(work))
@@ -136,10 +222,22 @@ class Worker:
             self._connection.send(say.Failed(work.lease, self._trainer.batch, str(error), error.details))
             return
         ended = time.perf_counter()
-        touched = total.touched.to_bytes(len(total.trainable) // 8 + 1, "little")
-        update = say.Update(work.lease, losses, touched, ended - started, 0.0, self._waited_s, self._rss_bytes(ended))
-        self._waited_s = 0.0
-        self._connection.send(update, total.bytes)
+        speeds = self._parcels.speeds(work.wants_speeds, total) if work.wants_speeds else None
+        update = say.Update(
+            lease=work.lease,
+            losses=losses,
+            touched=total.touched.to_bytes(len(total.trainable) // 8 + 1, "little"),
+            compute_s=ended - started,
+            codec_s=self._parcels.codec_s,
+            network_s=self._waited_s,
+            rss_bytes=self._rss_bytes(ended),
+            codec=work.reply_codec,
+            received_nbytes=received[0],
+            received_s=received[1],
+            speeds=speeds,
+        )
+        self._waited_s = self._parcels.codec_s = 0.0
+        self._parcels.send(update, total)
         self._trainer.release(total)
 
     def _fetcher(self, work: say.Work) -> Callable[[int], Any]:
@@ -148,6 +246,8 @@ class Worker:
         samples, offset_nbytes = self._samples, 0
 
         def batch_at(i: int) -> Any:
+            if self._leaving_why:
+                raise Left(self._leaving_why)
             self._look_up()
             if streamed is not None:
                 return streamed[i]
@@ -174,15 +274,25 @@ class Worker:
         return self._rss[1]
 
 
-def lend(connection: Connection, identity: Identity, load: Callable[[], Job]) -> say.Stop:
-    """A whole life: greet, build, work. Whatever fails is told to the coordinator, then raised."""
+def lend(
+    connection: Connection,
+    identity: Identity,
+    load: Callable[[], Job],
+    begun: Callable[[Worker], None] = lambda worker: None,
+) -> say.Stop:
+    """A whole life: greet, build, work. Whatever fails is told to the coordinator, then raised.
+
+    `begun` is given the worker, which can then be asked to leave.
+    """
     try:
         job = load()
         torch.set_num_threads(job.threads)
         welcome = introduce(connection, identity, job.threads)
         log.info("joined as node %d", welcome.node)
         try:
-            return Worker(connection, job, welcome, identity.device).work()
+            worker = Worker(connection, job, welcome, identity.device)
+            begun(worker)
+            return worker.work()
         except TrainingFailed as error:
             connection.send(say.Failed(0, -1, str(error), error.details))
             raise

@@ -21,6 +21,7 @@ CREATE TABLE IF NOT EXISTS steps(step INTEGER, epoch INTEGER, samples INTEGER, l
 CREATE TABLE IF NOT EXISTS nodes(node INTEGER, name TEXT, host TEXT, joined_at REAL, left_at REAL, why TEXT);
 CREATE TABLE IF NOT EXISTS rejects(at REAL, node INTEGER, reason TEXT, detail TEXT);
 CREATE TABLE IF NOT EXISTS samples(at REAL, node INTEGER, metric TEXT, value REAL);
+CREATE TABLE IF NOT EXISTS choices(at REAL, node INTEGER, role TEXT, codec TEXT, reason TEXT);
 CREATE TABLE IF NOT EXISTS evaluations(at REAL, epoch INTEGER, step INTEGER, metric TEXT, value REAL);
 """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from wide.strategy.tree import Block, aligned_blocks, halves
+from wide.strategy.tree import Block, halves
 
 TOLERANCE = 1.2
 
@@ -16,7 +16,7 @@ class OpenStep:
         self.batches = batches
         self.missing = batches  # not merged yet
         self.free = batches  # not leased, or given back
-        self._free = aligned_blocks(batches)
+        self._free = [Block(0, batches)]
         self._out: set[Block] = set()
 
     @property
@@ -28,7 +28,7 @@ class OpenStep:
         return block in self._out
 
     def cut(self, most: int) -> Block:
-        """Take the first free block of at most `most` batches, a power of two; call only when some are `free`."""
+        """Take a free block of at most `most` batches; call only when some are `free`."""
         fitting = next((i for i, block in enumerate(self._free) if block.size >= most), None)
         at = fitting if fitting is not None else max(range(len(self._free)), key=lambda i: self._free[i].size)
         block = self._free.pop(at)
@@ -55,9 +55,7 @@ class OpenStep:
 def lease_size(missing: int, share: float, free: int, takers: int) -> int:
     """How many batches to lease: a node's share, by speed, of what is missing. So leases shrink as a step ends.
 
-    A power of two, rounded down, for what is too small is made up for by the next lease; but measured shares are noisy,
-    so 3.5 batches count as 4. Never so many that another idle node would find nothing left.
+    The tree has blocks of few sizes, so a lease is mostly smaller, and the next one makes up for it; but measured
+    shares are noisy, so 3.5 batches count as 4. Never so many that another idle node would find nothing left.
     """
-    fair = max(1, int(missing * share * TOLERANCE))
-    most = math.ceil(free / takers)
-    return 1 << min(fair.bit_length() - 1, most.bit_length() - 1)
+    return min(max(1, int(missing * share * TOLERANCE)), math.ceil(free / takers))

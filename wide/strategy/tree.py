@@ -2,8 +2,8 @@
 
     sum(first, end) = sum(first, mid) + sum(mid, end), mid - first the largest power of two below end - first
 
-Every aligned power-of-two block is a subtree. So whoever computes whichever block, in whatever order the blocks
-arrive, the same additions are done on the same operands, and floating-point rounding cannot tell the difference.
+A lease is any node of this tree. So whoever computes whichever block, in whatever order the blocks arrive, the same
+additions are done on the same operands, and floating-point rounding cannot tell the difference.
 """
 
 from __future__ import annotations
@@ -40,16 +40,6 @@ def kin(block: Block, root: Block) -> tuple[Block, Block]:
         if block in (left, right):
             return parent, right if block == left else left
         parent = left if block.first < left.end else right
-
-
-def aligned_blocks(total: int) -> list[Block]:
-    """The largest subtrees that are aligned powers of two: 13 → 0…7, 8…11, 12."""
-    blocks, first = [], 0
-    while first < total:
-        size = 1 << ((total - first).bit_length() - 1)
-        blocks.append(Block(first, first + size))
-        first += size
-    return blocks
 
 
 class TreeSum(Generic[Value]):

@@ -34,7 +34,7 @@ class Connection:
         self._outbox: deque[bytes | memoryview] = deque()
         self._inbox: deque[Message] = deque()
 
-    def send(self, message: Message, *payload: memoryview) -> None:
+    def send(self, message: Message, *payload: bytes | memoryview) -> None:
         """Send now what the network takes; `flush` sends the rest. Buffers must not change until then."""
         payload_nbytes = sum(map(len, payload))
         head = encode(message, payload_nbytes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import select
 import socket
 from collections.abc import Sequence
@@ -84,16 +85,22 @@ class Listener:
                 f"cannot listen on {host} port {port} ({error.strerror or error}): choose another with --port"
             ) from None
         self._sock.setblocking(False)
+        _allow_many_files()
         self.host, self.port = self._sock.getsockname()[:2]
 
     def fileno(self) -> int:
         return self._sock.fileno()
 
     def accept(self) -> tuple[TcpStream, str] | None:
-        """The next caller and its address, or None when there is none (any more)."""
+        """The next caller and its address, or None when there is none (any more).
+
+        Raises ConnectionLost when there is one but no room for it: somebody else must go first.
+        """
         try:
             sock, address = self._sock.accept()
-        except OSError:
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise ConnectionLost("too many connections are open") from None
             return None
         sock.setblocking(False)
         return TcpStream(sock), f"{address[0]}:{address[1]}"
@@ -103,3 +110,12 @@ class Listener:
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
+
+
+def _allow_many_files() -> None:
+    """A pool may have more members than the 1,024 files that many systems allow by default."""
+    with contextlib.suppress(ImportError, OSError, ValueError):  # Windows has no such limit
+        import resource
+
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -67,6 +67,11 @@ class Reader:
         self.sink, self.header_limit, self.payload_limit = sink, header_limit, payload_limit
         self._make_room(SCRATCH_NBYTES)
 
+    @property
+    def is_amid_frame(self) -> bool:
+        """Has a message begun that is not whole yet?"""
+        return self._message is not None or self._end > self._start
+
     def space(self) -> memoryview:
         return self._rest[0] if self._rest else self._scratch[self._end :]
 
@@ -122,7 +127,7 @@ class Reader:
             raise ProtocolError("bad checksum", "a frame's header does not match its checksum")
         try:
             message: Message = _decoders[code](header)
-        except (msgspec.MsgspecError, RecursionError) as error:
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # text that is no UTF-8 is a ValueError
             raise ProtocolError("bad header", f"{TYPES[code].__name__} cannot be read: {error}") from None
         self._start += whole
         self._rest = [view for view in self.sink(message, payload_nbytes) if len(view)]

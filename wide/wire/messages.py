@@ -2,10 +2,13 @@
 
 A conversation:   node         Hello ─────────► coordinator
                        ◄──────── Welcome
+                       ◄──────── Probe           (empty ones, then loaded ones)    ┐ a few times
+                  Probe ────────►                (said back)                       ┘
                   Ready ────────►
                        ◄──────── Work            (+ weights, + sample ids or batches)   ┐ until the run is over,
                   Update ───────►                (+ gradient sum)                       ┘ one pair per lease
                        ◄──────── Stop
+What is not raw follows its message as Parts, in an order that both sides know (codec/pieces.py).
 The evaluator, a child of the coordinator, speaks Evaluate / Evaluated instead of Work / Update.
 """
 
@@ -15,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-PROTOCOL = 1
+PROTOCOL = 2
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -39,6 +42,12 @@ class Welcome(Message, frozen=True):
     node: int
     seed: int
     data: str  # "local", "stream" or "auto"
+
+
+class Probe(Message, frozen=True):
+    """How far apart are we, and how wide is the way? Please say this back, payload and all; but not the last one."""
+
+    is_last: bool = False
 
 
 class Tensor(Message, frozen=True):
@@ -67,12 +76,19 @@ class Work(Message, frozen=True):
     first: int  # of the step's batches
     sizes: list[int]  # samples in each batch
     step_samples: int  # N, so that each batch weighs n/N
-    weights_nbytes: int  # 0: you already have this version
+    weights_nbytes: int  # raw ones in the payload; 0: you have this version, or they follow in parts
     batches: list[Any] | None = None  # how the streamed batches look; None: sample ids follow
+    weights_codecs: list[str] = []  # in parts: each version since yours and how it is encoded; or, if
+    is_whole: bool = False  # so, one version and all of it
+    batches_codec: str = "raw"  # else the batches follow in parts too, and
+    runs: list[tuple[int, int]] = []  # these are the bytes of each, and the bytes in a number
+    reply_codec: str = "raw"  # how I would like your update to be encoded
+    is_refused: bool = False  # your last update did not count
+    wants_speeds: tuple[str, ...] = ()  # please try these codecs on your next update, and tell me how it went
 
 
 class Update(Message, frozen=True):
-    """Here is what you leased to me, summed. May I have more? Payload: the flat gradient buffer."""
+    """Here is what you leased to me, summed. May I have more? Payload: the flat gradient buffer, if it is raw."""
 
     lease: int
     losses: list[float]
@@ -81,6 +97,14 @@ class Update(Message, frozen=True):
     codec_s: float
     network_s: float
     rss_bytes: int
+    codec: str = "raw"
+    received_nbytes: int = 0  # of your last work's payload, after the first bytes of it, in
+    received_s: float = 0.0  # this time
+    speeds: dict[str, tuple[float, float, float, float]] | None = None  # codec.speeds.Speed
+
+
+class Part(Message, frozen=True):
+    """The next piece of what I said before. Payload: the piece, encoded."""
 
 
 class Failed(Message, frozen=True):
@@ -93,7 +117,7 @@ class Failed(Message, frozen=True):
 
 
 class Leaving(Message, frozen=True):
-    """I have to go. Give my work to somebody else."""
+    """I have to go. Give my work to somebody else. Payload: what my codec still owes you, if anything."""
 
     why: str
 
@@ -122,6 +146,6 @@ class Stop(Message, frozen=True):
 
 
 TYPES: dict[int, type[Message]] = dict(
-    enumerate((Hello, Welcome, Ready, Work, Update, Failed, Leaving, Evaluate, Evaluated, Stop), start=1)
+    enumerate((Hello, Welcome, Ready, Work, Update, Failed, Leaving, Evaluate, Evaluated, Stop, Probe, Part), start=1)
 )
 CODES = {kind: code for code, kind in TYPES.items()}

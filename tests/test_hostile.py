@@ -1,0 +1,274 @@
+"""A live coordinator among hostile peers: refused before anything is allocated, counted, dropped; nobody else notices."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import socket
+import struct
+import subprocess
+import sys
+
+import lz4.block
+import psutil
+import pytest
+import torch
+
+from tests import evil
+from tests.processes import started, until
+from tests.test_run import SLOW_LOSS, a_job
+from tests.test_serve import address_of, query, rejects, token_of
+from wide.codec.layout import Layout
+from wide.codec.pieces import cut, encode
+from wide.job.loading import load
+from wide.node.worker import Identity, introduce
+from wide.transport.connection import Connection
+from wide.transport.tcp import connect
+from wide.wire import messages as say
+
+CAP_NBYTES = 64 << 20  # how much a coordinator may grow while it is attacked
+
+
+class Pool:
+    """A `wide serve` in its own process, one honest node in another, and what can be known of both."""
+
+    def __init__(self, process, address, job, folder):
+        self.process, self.job, self.folder = process, job, folder
+        self.host, port = address.split(":")
+        self.port = int(port)
+        self.token = token_of(folder)
+        self.address = address
+
+    def call(self):
+        return socket.create_connection((self.host, self.port))
+
+    def member(self):
+        """A peer with the right token that has said its probes back."""
+        connection = Connection(connect(self.host, self.port))
+        introduce(connection, Identity(self.token, "evil", 1, torch.device("cpu")), threads=1)
+        connection.reader.allow(lambda m, n: [memoryview(bytearray(n))] if n else [], 1 << 20, 1 << 30)
+        return connection
+
+    def worker(self):
+        """A member that has been given work: (connection, work)."""
+        connection = self.member()
+        connection.send(say.Ready(Layout(load(str(self.job)).model()).describe(), 83))
+        return connection, connection.wait()
+
+    def counted(self, reason, more_than=0):
+        return until(lambda: rejects(self.folder).count(reason) > more_than, seconds=10)
+
+    def rss(self):
+        return psutil.Process(self.process.pid).memory_info().rss
+
+    def steps(self):
+        return len(query(self.folder, "SELECT step FROM steps"))
+
+
+@contextlib.contextmanager
+def serving(tmp_path, *options):
+    job = a_job(tmp_path, "steps=400, loss=loss", SLOW_LOSS)
+    with started("serve", job, "--port", 0, "--out", "here", "--json", *options, cwd=tmp_path) as process:
+        pool = Pool(process, address_of(process, tmp_path), job, tmp_path)
+        yield pool
+        assert process.poll() is None, "the coordinator ended"
+        process.terminate()
+
+
+@pytest.fixture
+def pool(tmp_path):
+    with serving(tmp_path) as pool:
+        yield pool
+
+
+@contextlib.contextmanager
+def harmless(pool):
+    """What happens inside neither slows an honest node to a halt nor makes the coordinator grow."""
+    with started("join", pool.address, "--job", pool.job, cwd=pool.folder, WIDE_TOKEN=pool.token) as honest:
+        assert until(lambda: pool.steps() > 0)
+        before = pool.rss()
+        yield
+        grown = pool.rss() - before
+        steps = pool.steps()
+        assert until(lambda: pool.steps() > steps or honest.poll() is not None), "training stands still"
+        assert grown < CAP_NBYTES
+        honest.kill()
+
+
+def test_strangers_are_refused_with_a_counted_reason(pool):
+    with harmless(pool):
+        for name, (data, reason) in evil.STRANGERS.items():
+            before = rejects(pool.folder).count(reason)
+            caller = pool.call()
+            caller.sendall(data)
+            assert pool.counted(reason, before), name
+            assert until(lambda caller=caller: is_closed(caller), seconds=10), name
+            caller.close()
+
+
+def test_members_are_refused_with_a_counted_reason(pool):
+    with harmless(pool):
+        for name, (data, reason) in evil.said_after_hello().items():
+            before = rejects(pool.folder).count(reason)
+            caller = pool.call()
+            caller.sendall(evil.encode(say.Hello(pool.token, "node", "evil", "h", 1, "b")))
+            assert caller.recv(1)  # the welcome
+            caller.sendall(data)
+            assert pool.counted(reason, before), name
+            caller.close()
+
+
+def test_what_is_said_in_one_breath_with_a_hello_is_refused_too(pool):
+    with harmless(pool):
+        for name, (data, _) in evil.said_after_hello().items():
+            before = len(rejects(pool.folder))
+            caller = pool.call()
+            caller.sendall(evil.encode(say.Hello(pool.token, "node", "evil", "h", 1, "b")) + data)
+            assert until(lambda before=before: len(rejects(pool.folder)) > before, seconds=10), name
+            caller.close()
+
+
+def test_updates_that_are_not_what_was_leased_are_refused(pool):
+    with harmless(pool):
+        for name, update, payload, reason in (
+            ("of another size", dict(lease=1), bytes(8), "wrong payload"),
+            ("in a codec that nobody asked for", dict(codec="zstd"), b"", "unknown codec"),
+            ("in a codec that does not exist", dict(codec="snappy"), b"", "unknown codec"),
+            ("that is not finite", dict(), None, "failed"),
+        ):
+            member, work = pool.worker()
+            before = rejects(pool.folder).count(reason)
+            nan = struct.pack("<f", float("nan")) * (work.weights_nbytes // 4)
+            fields = dict(lease=work.lease, losses=[1.0] * len(work.sizes), touched=b"\xff", compute_s=0.0)
+            fields |= dict(codec_s=0.0, network_s=0.0, rss_bytes=0) | update
+            member.send(say.Update(**fields), memoryview(nan if payload is None else payload))
+            assert pool.counted(reason, before), name
+            member.close()
+
+
+def test_a_model_that_is_not_the_pools_is_refused(pool):
+    tensors = Layout(load(str(pool.job)).model()).describe()
+    for changed in (
+        say.Tensor(tensors[0].name, tensors[0].dtype, (2**62, 2**62), tensors[0].stride),
+        say.Tensor("other", tensors[0].dtype, tensors[0].shape, tensors[0].stride),
+        say.Tensor(tensors[0].name, "torch.int64", tensors[0].shape, tensors[0].stride),
+    ):
+        member = pool.member()
+        member.send(say.Ready([changed, *tensors[1:]], 83))
+        stop = member.wait()
+        assert (type(stop), stop.exit_code, "your model is not the pool's" in stop.why) == (say.Stop, 77, True)
+        member.close()
+
+
+@pytest.mark.parametrize("codec", ["lz4", "zstd", "bf16", "int8", "int4", "topk"])
+def test_bombs_and_broken_parts_are_refused(tmp_path, codec):
+    with serving(tmp_path, "--compress", codec) as pool, harmless(pool):
+        layout = Layout(load(str(pool.job)).model())
+        piece = cut(layout, only_live=True)[0]
+        whole = b"".join(encode(piece, codec, torch.zeros(layout.live_nbytes, dtype=torch.uint8)))
+        bomb = lz4.block.compress(bytes(100 << 20), store_size=False)
+        parts = evil.bad_parts(whole) | {"a bomb": struct.pack("<4I", 10, 10, 10, 10) + bomb[:200_000]}
+        for name, data in parts.items():
+            member, work = pool.worker()
+            assert work.reply_codec == codec
+            refused = len(rejects(pool.folder))
+            losses = [1.0] * len(work.sizes)
+            member.send(say.Update(work.lease, losses, b"\xff", 0.0, 0.0, 0.0, 0, codec=codec))
+            member.send(say.Part(), data)
+            if name == "zeros" or (name == "noise" and len(data) == len(whole)):
+                continue  # some numbers, or none: decoders need only survive
+            assert until(lambda refused=refused: len(rejects(pool.folder)) > refused, seconds=10), name
+            member.close()
+
+
+def test_resets_and_truncated_frames_harm_nobody(pool):
+    with harmless(pool):
+        hello = evil.encode(say.Hello(pool.token, "node", "evil", "h", 1, "b"))
+        for length in (1, 10, len(hello) - 1):
+            for is_reset in (False, True):
+                caller = pool.call()
+                if is_reset:
+                    caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                caller.sendall(hello[:length])
+                caller.close()
+        member, work = pool.worker()  # and one that goes in the middle of its update
+        head = evil.encode(say.Update(work.lease, [1.0], b"\xff", 0.0, 0.0, 0.0, 0), work.weights_nbytes)
+        member.stream.send([head, bytes(100)])
+        member.close()
+    assert until(lambda: any("evil" in name for (name,) in query(pool.folder, "SELECT name FROM nodes")))
+
+
+def test_a_crowd_of_silent_callers_keeps_no_node_out_and_is_sent_away(pool):
+    raise_file_limit()
+    many = 4000
+    with contextlib.ExitStack() as crowd:
+        with harmless(pool):
+            for _ in range(many):
+                crowd.callback(pool.call().close)
+        with started("join", pool.address, "--job", pool.job, cwd=pool.folder, WIDE_TOKEN=pool.token) as newcomer:
+            assert until(lambda: len(query(pool.folder, "SELECT node FROM nodes")) == 2)
+            newcomer.kill()
+        assert until(lambda: rejects(pool.folder).count("refused") >= many, seconds=60), "they may stay for ever"
+
+
+def raise_file_limit():
+    import resource
+
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 4200:
+        pytest.skip(f"this machine allows {hard} open files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 1 << 16), hard))
+
+
+def is_closed(caller):
+    caller.settimeout(0.05)
+    try:
+        while caller.recv(4096):
+            pass
+        return True
+    except TimeoutError:
+        return False
+    except OSError:
+        return True
+
+
+def test_a_part_too_many_is_out_of_order(tmp_path):
+    with serving(tmp_path, "--compress", "int8") as pool:
+        member, work = pool.worker()
+        layout = Layout(load(str(pool.job)).model())
+        zeros = torch.zeros(layout.live_nbytes, dtype=torch.uint8)
+        parts = [b"".join(encode(piece, "int8", zeros)) for piece in cut(layout, only_live=True)]
+        update = say.Update(work.lease, [1.0] * len(work.sizes), b"\xff", 0.0, 0.0, 0.0, 0, codec="int8")
+        member.send(update)
+        for part in [*parts, parts[0]]:
+            member.send(say.Part(), part)
+        assert pool.counted("out of order")
+
+
+def test_mutated_frames_neither_crash_nor_hang_nor_fill_memory(tmp_path):
+    """In a process of its own, so that a crash would be seen. `python -m tests.fuzz --frames 1000000` does more."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.fuzz", "--frames", "40000", "--seed", str(random.randrange(10**6))],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONFAULTHANDLER": "1"},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    reasons = json.loads(done.stdout)["reasons"]
+    assert set(reasons) >= {
+        "accepted",
+        "bad header",
+        "bad checksum",
+        "bad encoding",
+        "payload too long",
+        "unknown type",
+    }
+
+
+def test_the_atheris_target_runs():
+    pytest.importorskip("atheris")
+    command = [sys.executable, "-m", "tests.fuzz", "--atheris", "-runs=2000", "-seed=1"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

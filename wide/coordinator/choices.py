@@ -1,0 +1,114 @@
+"""Which codec each link uses, and why: measured, decided again every second, written down when it changes.
+
+Knows peers' links and speeds; carries nothing out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from concurrent.futures import Executor, Future
+
+from wide.codec.choose import Role, candidates, choose, seconds
+from wide.codec.ladder import LADDER, LOSSLESS, RAW
+from wide.codec.planes import Bytes
+from wide.codec.speeds import Cpu, Speed, measure
+from wide.coordinator.peer import Peer
+from wide.coordinator.record import Record
+from wide.telemetry.link import Link
+from wide.telemetry.log import log
+
+DECIDE_S = 1.0
+MEASURE_S = 30.0
+WORTH_TRYING_S = 1e-3  # a payload that is sent in less is left alone
+STRONGEST_FOR_WEIGHTS = "int4"
+
+
+class Choices:
+    """The pool's wish (`--compress`), and what it means on each link."""
+
+    def __init__(self, compress: str, live_nbytes: int, record: Record, encoders: Executor) -> None:
+        self._wish = compress
+        self.compress = RAW if compress == "none" else compress
+        self.is_lossless = self.compress == "lossless" or self.compress in LOSSLESS
+        self._live_nbytes, self._record, self._encoders = live_nbytes, record, encoders
+        self._here: dict[Role, Cpu] = {"weights": Cpu(), "batch": Cpu()}  # what this machine encodes
+        self._measured_at: dict[str, float] = {}
+        self._measuring: dict[Role, Future[dict[str, Speed]]] = {}
+
+    def decide(self, peer: Peer, batch_nbytes: int, now: float) -> None:
+        """Called often; looks again once a second."""
+        if peer.up is None or peer.down is None or now - peer.decided_at < DECIDE_S:
+            return
+        peer.decided_at = now
+        for role in [role for role, future in self._measuring.items() if future.done()]:
+            self._here[role].speeds |= self._measuring.pop(role).result()
+        self._set(peer, "gradient", self._live_nbytes, peer.up, peer.cpu)
+        self._set(peer, "weights", self._live_nbytes, peer.down, self._here["weights"])
+        if not peer.has_data:
+            self._set(peer, "batch", batch_nbytes, peer.down, self._here["batch"])
+
+    def for_differences(self, peers: Iterable[Peer]) -> str:
+        """All nodes hold the same weights, so differences have one codec: that of the narrowest link that wants any."""
+        wishes = [peer for peer in peers if peer.down is not None and peer.codecs["weights"] != RAW]
+        narrowest = min(wishes, key=lambda peer: peer.down.bytes_per_s if peer.down else 0.0, default=None)
+        return narrowest.codecs["weights"] if narrowest is not None else RAW
+
+    def wants_speeds(self, peer: Peer, now: float) -> tuple[str, ...]:
+        """The codecs a node should try on its next update: now and then, where anything could be gained."""
+        if not self._is_open("gradient") or not peer.up or not self._is_worth_it(peer.up, self._live_nbytes):
+            return ()
+        if not self._is_due(f"node {peer.node}", now):
+            return ()
+        return candidates("gradient", self.is_lossless)[1:]
+
+    def heard_speeds(self, peer: Peer, speeds: dict[str, tuple[float, float, float, float]]) -> None:
+        for name, numbers in speeds.items():
+            if LADDER.get(name) is not None and all(0 < number < 1e15 for number in numbers):
+                peer.cpu.speeds[name] = Speed(*numbers)
+        peer.decided_at = 0.0
+
+    def wants_sample(self, role: Role, peer: Peer, nbytes: int, now: float) -> bool:
+        """Should codecs be tried on what is about to be sent?"""
+        is_worth_it = peer.down is not None and self._is_open(role) and self._is_worth_it(peer.down, nbytes)
+        return is_worth_it and role not in self._measuring and self._is_due(role, now)
+
+    def try_on(self, role: Role, exact: Bytes, numbers: Bytes, width: int) -> None:
+        """Measure beside the work: lossless codecs on one form of the data, lossy ones on the other."""
+        names = candidates(role, self.is_lossless)[1:]
+        lossy = tuple(name for name in names if name not in LOSSLESS)
+        lossless = tuple(name for name in names if name in LOSSLESS)
+        self._measuring[role] = self._encoders.submit(
+            lambda: measure(lossless, exact, width) | measure(lossy, numbers, width)
+        )
+
+    def busy_s(self, role: Role, peer: Peer, name: str, nbytes: int) -> float:
+        """How long encoding has probably kept the sender: the time that a payload would take on an endless link."""
+        cpu = peer.cpu if role == "gradient" else self._here[role]
+        return 0.0 if name == RAW else seconds(name, nbytes, Link(1e15), cpu)
+
+    def _set(self, peer: Peer, role: Role, nbytes: int, link: Link, cpu: Cpu) -> None:
+        current = peer.codecs[role]
+        if self._is_open(role):
+            codec, why = choose(role, nbytes, link, cpu, self.is_lossless, current if peer.reasons else None)
+        else:
+            codec, why = self._fixed(role), f"--compress {self._wish}"
+        if codec != current or role not in peer.reasons:
+            log.debug("node %d: %s for its %s: %s", peer.node, codec, role, why)
+            self._record.chose(peer.node, role, codec, why)
+        peer.codecs[role], peer.reasons[role] = codec, why
+
+    def _is_open(self, role: Role) -> bool:
+        """Is there anything to choose?"""
+        return self.compress in ("lossless", "auto") or (role == "batch" and self.compress not in LOSSLESS)
+
+    def _fixed(self, role: Role) -> str:
+        return STRONGEST_FOR_WEIGHTS if role == "weights" and self.compress == "topk" else self.compress
+
+    def _is_worth_it(self, link: Link, nbytes: int) -> bool:
+        return nbytes / link.bytes_per_s > WORTH_TRYING_S
+
+    def _is_due(self, what: str, now: float) -> bool:
+        if now - self._measured_at.get(what, -MEASURE_S) < MEASURE_S:
+            return False
+        self._measured_at[what] = now
+        return True

@@ -1,0 +1,138 @@
+"""Work on its way out: which weights a node needs, in which form, and the data of its batches. Knows peers and tensors.
+
+What is raw goes with the message, in one system call; what is encoded follows in parts, each as soon as it is ready.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from wide.codec.batch import Packed
+from wide.codec.ladder import LOSSLESS, RAW, codec_named
+from wide.codec.lossless import Planes
+from wide.codec.pieces import PIECE_NBYTES
+from wide.coordinator.choices import Choices
+from wide.coordinator.events import GrantLease
+from wide.coordinator.feed import Feed
+from wide.coordinator.peer import Peer
+from wide.coordinator.versions import Encoded, Parts, Versions
+from wide.job.schedule import Step
+from wide.wire import messages as say
+
+Send = Callable[..., None]
+
+
+class Delivery:
+    """Sends `Work`. `send(peer, message, *payload)`, `wake()` when a part is ready, `peers()` who there is."""
+
+    def __init__(
+        self,
+        versions: Versions,
+        feed: Feed,
+        choices: Choices,
+        encoders: ThreadPoolExecutor,
+        send: Send,
+        wake: Callable[[], None],
+        peers: Callable[[], list[Peer]],
+    ) -> None:
+        self.versions, self.feed, self.choices = versions, feed, choices
+        self._encoders, self._send, self._wake, self._peers = encoders, send, wake, peers
+        self.batch_nbytes = 0  # of the last lease whose batches were streamed
+
+    def deliver(self, peer: Peer, grant: GrantLease, step: Step, version: int) -> None:
+        block = grant.block
+        payload: list[memoryview] = []
+        codecs, parts, is_whole = self._weights(peer, version, payload) if peer.version != version else ([], [], False)
+        weights_nbytes = sum(map(len, payload))
+        packed: list[Packed] = []
+        batches_codec = RAW
+        if peer.has_data:
+            payload.append(self.feed.ids(step, block))
+        else:
+            packed = self.feed.batches(step, block)
+            batches_codec = self._batches(peer, packed, payload, parts)
+        peer.sizes = self.feed.schedule.sizes(step, block.first, block.end)
+        peer.asked_codec = peer.codecs["gradient"]
+        work = say.Work(
+            lease=grant.lease,
+            version=version,
+            step=step.number,
+            first=block.first,
+            sizes=peer.sizes,
+            step_samples=step.samples,
+            weights_nbytes=weights_nbytes,
+            batches=None if peer.has_data else [batch.description for batch in packed],
+            weights_codecs=codecs,
+            is_whole=is_whole,
+            batches_codec=batches_codec,
+            runs=[(batch.nbytes, batch.width) for batch in packed],
+            reply_codec=peer.asked_codec,
+            is_refused=peer.is_refused,
+            wants_speeds=self.choices.wants_speeds(peer, time.monotonic()),
+        )
+        peer.is_refused = False
+        self._send(peer, work, *payload)
+        if parts:
+            peer.pending.extend(parts)
+            self.pump(peer)
+
+    def pump(self, peer: Peer) -> None:
+        """Send the parts that are ready, in their order."""
+        while peer.pending and peer.pending[0].done():
+            self._send(peer, say.Part(), *peer.pending.popleft().result())
+        if peer.pending:
+            peer.pending[0].add_done_callback(lambda _: self._wake())
+
+    def _weights(self, peer: Peer, version: int, payload: list[memoryview]) -> tuple[list[str], Parts, bool]:
+        """Raw ones join the payload; encoded ones are returned: codecs, parts, and whether they are all of it."""
+        self._open(peer, version)
+        is_first, codec = peer.version < 0, peer.codecs["weights"]
+        path = self.versions.since(peer.version) if codec != RAW and peer.keeps_versions else []
+        peer.version = version
+        if codec == RAW:
+            payload.append(self.versions.raw(only_live=not is_first))
+            return [], [], False
+        is_whole = not path
+        if is_whole:
+            path = [self.versions.whole(codec if codec in LOSSLESS else "zstd", only_live=not is_first)]
+            peer.keeps_versions = True
+        return [step.codec for step in path], _all_parts(path), is_whole
+
+    def _open(self, peer: Peer, version: int) -> None:
+        if version == self.versions.newest:
+            return
+        is_due = self.choices.wants_sample("weights", peer, self.versions.live_nbytes, time.monotonic())
+        if is_due and (sample := self.versions.sample()) is not None:
+            self.choices.try_on("weights", *sample, width=4)
+        self.versions.open(version, self.choices.for_differences(self._peers()), self._in_flight)
+
+    def _in_flight(self) -> set[int]:
+        return {peer.version for peer in self._peers() if peer.wants_write}
+
+    def _batches(self, peer: Peer, packed: list[Packed], payload: list[memoryview], parts: Parts) -> str:
+        """The batches' bytes as they are, or encoded. Returns how."""
+        self.batch_nbytes = sum(batch.nbytes for batch in packed)
+        if self.choices.wants_sample("batch", peer, self.batch_nbytes, time.monotonic()):
+            sample = _joined(packed[0])
+            self.choices.try_on("batch", sample, sample, packed[0].width)
+        codec = codec_named(name) if (name := peer.codecs["batch"]) != RAW else None
+        if not isinstance(codec, Planes):
+            payload += [buffer for batch in packed for buffer in batch.buffers]
+            return RAW
+        for batch in packed:
+            raw = _joined(batch)
+            for start in range(0, len(raw), PIECE_NBYTES):
+                parts.append(self._encoders.submit(codec.encode, raw[start : start + PIECE_NBYTES], batch.width))
+        return codec.name
+
+
+def _all_parts(path: list[Encoded]) -> Parts:
+    return [part for step in path for part in step.parts]
+
+
+def _joined(batch: Packed) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    return np.concatenate([np.frombuffer(buffer, np.uint8) for buffer in batch.buffers])

@@ -1,0 +1,47 @@
+"""The door of a pool: who may come in, with which model and which data. Knows tokens and descriptions, no sockets."""
+
+from __future__ import annotations
+
+import hmac
+from dataclasses import dataclass
+
+from wide.codec.layout import difference
+from wide.errors import Refused
+from wide.wire.messages import Hello, Ready, Tensor
+
+
+@dataclass(frozen=True)
+class Door:
+    """Who may come in, and what they are told."""
+
+    token: str
+    evaluator_token: str
+    seed: int
+    data: str
+    compress: str
+    build: str  # of this machine; a node that differs may round differently
+
+    def admit(self, hello: Hello) -> bool:
+        """Is this the evaluator? Whoever has not the right token is refused."""
+        is_evaluator = hello.role == "evaluator"
+        expected = self.evaluator_token if is_evaluator else self.token
+        if not hmac.compare_digest(hello.token.encode(), expected.encode()):
+            raise Refused("wrong token: set WIDE_TOKEN, or --token-file, to the token of `wide serve`")
+        return is_evaluator
+
+    def check_model(self, ready: Ready, tensors: list[Tensor]) -> None:
+        if differs := difference(ready.tensors, tensors):
+            raise Refused(f"your model is not the pool's: {differs}; use the same job file and library versions")
+
+    def has_data(self, ready: Ready, samples: int) -> bool:
+        """Can it look up samples itself? Otherwise batches are streamed to it, if that is allowed."""
+        if ready.samples == samples:
+            return True
+        if self.data == "local":
+            problem = ready.data_problem or f"it has {ready.samples} samples, the pool's {samples}"
+            raise Refused(f"your data set is not the pool's ({problem}); or serve with --data stream")
+        return False
+
+
+def printable(text: str) -> str:
+    return "".join(c if c.isprintable() else "?" for c in text)[:64] or "unnamed"

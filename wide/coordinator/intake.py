@@ -1,0 +1,135 @@
+"""Updates on their way in: where their bytes go, how parts become one update, and what that says about the link.
+
+Knows peers and tensors; decides nothing about leases. What a peer may not send is refused before there is room for it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from wide.codec.ladder import RAW
+from wide.codec.layout import Flat
+from wide.codec.pieces import cut, decode, most_nbytes
+from wide.coordinator.choices import Choices
+from wide.coordinator.master import Master
+from wide.coordinator.peer import Arriving, Peer
+from wide.coordinator.probe import PROBE_NBYTES
+from wide.errors import ProtocolError
+from wide.telemetry.log import log
+from wide.wire import messages as say
+from wide.wire.frames import Destinations
+
+
+class Intake:
+    """Receives payloads for the master."""
+
+    def __init__(self, master: Master, choices: Choices) -> None:
+        self.master, self.choices = master, choices
+        self._live_nbytes = master.layout.live_nbytes
+        self._pieces = cut(master.layout, only_live=True)
+        self._probe = memoryview(bytearray(PROBE_NBYTES))  # nobody looks at what comes back
+
+    def place_for(self, peer: Peer, message: say.Message, nbytes: int) -> Destinations:
+        if isinstance(message, say.Update):
+            return self._place_for_update(peer, message, nbytes)
+        if isinstance(message, say.Part):
+            return self._place_for_part(peer, nbytes)
+        if isinstance(message, say.Probe) and peer.probing is not None and nbytes == PROBE_NBYTES:
+            return (self._probe,)
+        if isinstance(message, say.Leaving) and peer.is_working and nbytes == self._live_nbytes:
+            return self._flat(peer)
+        if nbytes:
+            raise ProtocolError("wrong payload", f"{type(message).__name__} with {nbytes} bytes of payload")
+        return ()
+
+    def echoed(self, peer: Peer, send: Callable[..., None]) -> None:
+        """A probe was said back."""
+        if peer.probing is None or peer.probing.is_over:
+            raise ProtocolError("out of order", "an echo of nothing")
+        peer.probing.echoed(time.monotonic())
+        if peer.probing.is_over:
+            peer.up, peer.down = peer.probing.link, peer.probing.link
+            log.debug("node %d: %.2g ms away, %s", peer.node, 1000 * peer.up.delay_s, peer.up.words)
+        peer.probing.next(send)
+
+    def update(self, peer: Peer, update: say.Update) -> Flat | None:
+        """The update's numbers, if they are all here; None: they follow in parts."""
+        if peer.arriving is None:
+            raise ProtocolError("out of order", "an update in one breath with a hello")
+        if update.codec != RAW:
+            peer.arriving.flat = self.master.take_buffer()
+            return None
+        flat = peer.incoming.popleft()
+        assert isinstance(flat, Flat)
+        self._arrived(peer, update)
+        return flat
+
+    def part(self, peer: Peer) -> tuple[say.Update, Flat] | None:
+        """One more part is here; if it was the last one, the update is whole."""
+        arriving, data = peer.arriving, peer.incoming.popleft() if peer.incoming else None
+        if arriving is None or arriving.flat is None or not isinstance(data, bytearray):
+            raise ProtocolError("out of order", "a part of nothing")
+        decode(self._pieces[arriving.parts], arriving.update.codec, memoryview(data), arriving.flat.raw)
+        arriving.parts += 1
+        if arriving.parts < len(self._pieces):
+            return None
+        flat, arriving.flat = arriving.flat, None
+        self._arrived(peer, arriving.update)
+        return arriving.update, flat
+
+    def debt(self, peer: Peer) -> Flat | None:
+        """What a leaving node's codec still owed, if it handed that in."""
+        flat = peer.incoming.popleft() if peer.incoming else None
+        return flat if isinstance(flat, Flat) else None
+
+    def forget(self, peer: Peer) -> None:
+        """The peer is gone: what had come of its update is of no use."""
+        if peer.arriving is not None and peer.arriving.flat is not None:
+            self.master.release(peer.arriving.flat)
+        for payload in peer.incoming:
+            if isinstance(payload, Flat):
+                self.master.release(payload)
+
+    def _place_for_update(self, peer: Peer, update: say.Update, nbytes: int) -> Destinations:
+        if not peer.is_working or peer.arriving is not None:
+            raise ProtocolError("out of order", "an update that nobody waits for")
+        if update.codec != peer.asked_codec:
+            raise ProtocolError("unknown codec", f"an update in {update.codec!r}, asked for was {peer.asked_codec}")
+        if nbytes != (self._live_nbytes if update.codec == RAW else 0):
+            raise ProtocolError("wrong payload", f"an update with {nbytes} bytes of payload")
+        peer.arriving = Arriving(update, time.monotonic(), peer.connection.bytes_received)
+        return self._flat(peer) if update.codec == RAW else ()
+
+    def _place_for_part(self, peer: Peer, nbytes: int) -> Destinations:
+        arriving = peer.arriving
+        if arriving is None or arriving.update.codec == RAW or arriving.announced == len(self._pieces):
+            raise ProtocolError("out of order", "a part of nothing")
+        if nbytes > most_nbytes(arriving.update.codec):
+            raise ProtocolError("payload too long", f"a part of {nbytes} bytes")
+        arriving.announced += 1
+        data = bytearray(nbytes)
+        peer.incoming.append(data)
+        return (memoryview(data),)
+
+    def _flat(self, peer: Peer) -> Destinations:
+        flat = self.master.take_buffer()
+        peer.incoming.append(flat)
+        return (flat.bytes,)
+
+    def _arrived(self, peer: Peer, update: say.Update) -> None:
+        arriving, peer.arriving = peer.arriving, None
+        assert arriving is not None
+        assert peer.up is not None
+        assert peer.down is not None
+        nbytes = peer.connection.bytes_received - arriving.nbytes_before
+        if update.codec != RAW:
+            peer.saved_nbytes += self._live_nbytes - nbytes
+        if nbytes:  # it did not come in one read
+            busy_s = self.choices.busy_s("gradient", peer, update.codec, self._live_nbytes)
+            peer.up.observe(nbytes, time.monotonic() - arriving.since, busy_s)
+        if update.received_nbytes > 0:
+            busy_s = self.choices.busy_s("weights", peer, peer.codecs["weights"], self._live_nbytes)
+            peer.down.observe(update.received_nbytes, update.received_s, busy_s)
+        if update.speeds is not None:
+            self.choices.heard_speeds(peer, update.speeds)

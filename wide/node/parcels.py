@@ -1,0 +1,136 @@
+"""What a node receives in parts and sends in parts: decoding as they come, encoding while others travel.
+
+Knows codecs, the trainer's buffers and a connection; knows nothing of leases.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from wide.codec.feedback import Feedback
+from wide.codec.ladder import LOSSLESS, RAW, codec_named
+from wide.codec.layout import Flat
+from wide.codec.lossless import Planes
+from wide.codec.pieces import PIECE_NBYTES, cut, decode, encode
+from wide.codec.speeds import measure
+from wide.errors import ProtocolError, WideError
+from wide.node.trainer import Trainer
+from wide.transport.connection import Connection
+from wide.wire import messages as say
+
+
+class Interruption(WideError):
+    """Instead of a part came another message: most likely the run is over."""
+
+    def __init__(self, message: say.Message) -> None:
+        super().__init__(f"{type(message).__name__} came instead of a part")
+        self.message = message
+
+
+class Parcels:
+    """The node's end of what is not sent raw. `codec_s` is the time that was spent on it, or waiting for it."""
+
+    def __init__(self, connection: Connection, trainer: Trainer) -> None:
+        self._connection, self._trainer = connection, trainer
+        self._live, self._all = cut(trainer.layout, only_live=True), cut(trainer.layout, only_live=False)
+        self._arrived: deque[bytearray] = deque()
+        self._encoders = ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="encoder")
+        self._feedback: Feedback | None = None
+        self._has_paid = False  # the last update carried some of what was owed
+        self._has_weights = False
+        self.codec_s = 0.0
+
+    def place_for_part(self, nbytes: int) -> memoryview:
+        self._arrived.append(bytearray(nbytes))
+        return memoryview(self._arrived[-1])
+
+    def take_weights(self, work: say.Work) -> bool:
+        """Bring the weights up to this work's version. Returns whether they changed."""
+        pieces = self._live if self._has_weights else self._all
+        is_first, self._has_weights = not self._has_weights, True
+        if not work.weights_codecs:
+            return work.weights_nbytes > 0
+        if is_first and not work.is_whole:
+            raise ProtocolError("out of order", "a difference to weights that this node never had")
+        self._trainer.keep_versions()
+        for codec in work.weights_codecs:
+            for piece in pieces:
+                data = self._next_part()
+                started = time.perf_counter()
+                decode(piece, codec, data, self._trainer.weights.raw, is_difference=not work.is_whole)
+                self.codec_s += time.perf_counter() - started
+        return True
+
+    def take_batches(self, work: say.Work, raw: torch.Tensor) -> None:
+        """Fill `raw` with the batches' bytes."""
+        codec = codec_named(work.batches_codec)
+        if not isinstance(codec, Planes):
+            raise ProtocolError("unknown codec", f"batches in {work.batches_codec}")
+        target, offset = raw.numpy(), 0
+        for nbytes, width in work.runs:
+            for start in range(0, nbytes, PIECE_NBYTES):
+                end = min(start + PIECE_NBYTES, nbytes)
+                codec.decode(self._next_part(), target[offset + start : offset + end], width)
+            offset += nbytes
+
+    def refused(self) -> None:
+        """The last update did not count."""
+        if self._has_paid and self._feedback is not None:
+            self._feedback.undo()
+        self._has_paid = False
+
+    def speeds(self, names: tuple[str, ...], total: Flat) -> dict[str, tuple[float, float, float, float]]:
+        """How the codecs do on this update."""
+        sample = max(self._live, key=lambda piece: piece.end - piece.start)
+        started = time.perf_counter()
+        speeds = measure(names, sample.of(total.raw).numpy(), sample.width)
+        self.codec_s += time.perf_counter() - started
+        return {**speeds}
+
+    def send(self, update: say.Update, total: Flat) -> None:
+        """The update as it is, or in parts."""
+        if update.codec == RAW:
+            self._has_paid = self._feedback is not None and self._feedback.is_owing
+            if self._has_paid and self._feedback is not None:
+                self._feedback.pay(total.raw)
+            self._connection.send(update, total.bytes)
+            return
+        if update.codec not in LOSSLESS and self._feedback is None:
+            self._feedback = Feedback(self._live)
+        self._has_paid = self._feedback is not None
+        if self._feedback is not None:
+            self._feedback.begin()
+        self._connection.send(update)
+        self._send_parts(update.codec, total)
+
+    def debt(self, flat: Flat) -> memoryview | None:
+        """All that is owed, as a last payload; None if that is nothing."""
+        if self._feedback is None or not self._feedback.is_owing:
+            return None
+        flat.raw.zero_()
+        self._feedback.pay(flat.raw)
+        return flat.bytes
+
+    def close(self) -> None:
+        self._encoders.shutdown(cancel_futures=True)
+
+    def _send_parts(self, codec: str, total: Flat) -> None:
+        encode_piece = self._feedback.encode if self._feedback is not None else encode
+        first, *others = self._live
+        futures = [self._encoders.submit(encode_piece, piece, codec, total.raw) for piece in others]
+        for i in range(len(self._live)):
+            started = time.perf_counter()
+            data = futures[i - 1].result() if i else encode_piece(first, codec, total.raw)
+            self.codec_s += time.perf_counter() - started
+            self._connection.send(say.Part(), *data)
+
+    def _next_part(self) -> memoryview:
+        message = self._connection.wait()
+        if not isinstance(message, say.Part):
+            raise Interruption(message)
+        return memoryview(self._arrived.popleft())

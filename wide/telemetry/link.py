@@ -1,0 +1,34 @@
+"""One direction of one node's connection: how wide and how long it is, by the traffic itself. Knows no codecs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MEMORY = 0.7  # how much of the old estimate is kept when a measurement comes
+LEAST_NBYTES = 32 * 1024  # what is shorter travels in one burst and says little about the width
+
+
+@dataclass(slots=True)
+class Link:
+    """Bandwidth as a payload sees it, and the delay of an empty message."""
+
+    bytes_per_s: float
+    delay_s: float = 0.0
+
+    def observe(self, nbytes: int, seconds: float, busy_s: float) -> None:
+        """`nbytes` arrived within `seconds`, while the sender was busy encoding for `busy_s`.
+
+        If the encoder may have been what took so long, the link is at least as wide as it looked.
+        """
+        if nbytes < LEAST_NBYTES or seconds <= 0:
+            return
+        rate = nbytes / seconds
+        if busy_s < seconds / 2:
+            self.bytes_per_s = MEMORY * self.bytes_per_s + (1 - MEMORY) * rate
+        elif rate > self.bytes_per_s:
+            self.bytes_per_s = rate
+
+    @property
+    def words(self) -> str:
+        mbit = self.bytes_per_s * 8 / 1e6
+        return f"{mbit / 1000:.3g} Gbit/s" if mbit >= 1000 else f"{mbit:.3g} Mbit/s"
