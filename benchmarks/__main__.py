@@ -7,7 +7,7 @@ import importlib
 import json
 import sys
 
-NAMES = ("seed", "slowlink")
+NAMES = ("seed", "codecs", "slowlink")
 
 
 def main() -> int:
