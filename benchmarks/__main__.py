@@ -7,7 +7,7 @@ import importlib
 import json
 import sys
 
-NAMES = ("seed",)
+NAMES = ("seed", "wire")
 
 
 def main() -> int:

@@ -37,16 +37,16 @@ class Connection:
     def send(self, message: Message, *payload: memoryview) -> None:
         """Send now what the network takes; `flush` sends the rest. Buffers must not change until then."""
         payload_nbytes = sum(map(len, payload))
-        head = encode(message, payload_nbytes)
+        buffers: tuple[bytes | memoryview, ...] = (encode(message, payload_nbytes), *payload)
         if not self._outbox:
-            sent = self.stream.send((head, *payload))
+            sent = self.stream.send(buffers)
             self.bytes_sent += sent
-            if sent == len(head) + payload_nbytes:
+            if sent == len(buffers[0]) + payload_nbytes:
                 return
-            self._outbox.extend((head, *payload))
+            self._outbox.extend(buffers)
             self._took(sent)
         else:
-            self._outbox.extend((head, *payload))
+            self._outbox.extend(buffers)
         self.flush()
 
     def flush(self) -> None:
@@ -78,7 +78,10 @@ class Connection:
     def wait(self) -> Message:
         """The next message, on a blocking stream."""
         while not self._inbox:
-            self._inbox.extend(self.receive())
+            messages = self.receive()
+            if len(messages) == 1:
+                return messages[0]
+            self._inbox.extend(messages)
         return self._inbox.popleft()
 
     def has_input(self) -> bool:

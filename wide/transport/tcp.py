@@ -55,7 +55,7 @@ class TcpStream:
         """One vectored system call; the caller keeps what was not taken."""
         try:
             if HAS_SENDMSG:
-                return self._sock.sendmsg(buffers[:IOV_MAX])
+                return self._sock.sendmsg(buffers if len(buffers) <= IOV_MAX else buffers[:IOV_MAX])
             return self._sock.send(buffers[0])
         except (BlockingIOError, InterruptedError):
             return 0

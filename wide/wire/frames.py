@@ -59,8 +59,8 @@ class Reader:
         self._scratch = memoryview(bytearray(STRANGER_NBYTES))
         self._start = 0  # unread bytes are scratch[start:end]
         self._end = 0
-        self._message: Message | None = None
-        self._rest: list[memoryview] = []  # what the current payload has yet to fill
+        self._rest: list[memoryview] = []  # what the current payload has yet to fill; then no byte is unread
+        self._awaiting: list[Message] = []  # whose payload that is
 
     def allow(self, sink: Sink, header_limit: int, payload_limit: int) -> None:
         """From now on the peer is known: longer headers, and payloads, may come."""
@@ -68,43 +68,33 @@ class Reader:
         self._make_room(SCRATCH_NBYTES)
 
     def space(self) -> memoryview:
-        return self._rest[0] if self._rest else self._scratch[self._end :]
+        if self._rest:
+            return self._rest[0]
+        return self._scratch[self._end :] if self._end else self._scratch
 
     def fed(self, nbytes: int) -> list[Message]:
         """Take note of `nbytes` written into `space()`; return the messages that are now complete."""
-        done: list[Message] = []
         if self._rest:
-            self._filled(nbytes)
-        else:
-            self._end += nbytes
-        while True:
-            if self._message is None:
-                self._message = self._read_headers()
-                if self._message is None:
-                    return done
-            while self._rest and self._end > self._start:
-                take = min(len(self._rest[0]), self._end - self._start)
-                self._rest[0][:take] = self._scratch[self._start : self._start + take]
-                self._start += take
-                self._filled(take)
-            if self._rest:
-                return done
-            done.append(self._message)
-            self._message = None
+            left = self._rest[0][nbytes:]
+            self._rest[:1] = [left] if len(left) else []
+            return [] if self._rest else self._awaiting
+        self._end += nbytes
+        done: list[Message] = []
+        while self._start < self._end:
+            message = self._read_frame()
+            if message is None:
+                break
+            done.append(message)
+        return done
 
-    def _filled(self, nbytes: int) -> None:
-        if nbytes == len(self._rest[0]):
-            del self._rest[0]
-        else:
-            self._rest[0] = self._rest[0][nbytes:]
-
-    def _read_headers(self) -> Message | None:
-        available = self._end - self._start
+    def _read_frame(self) -> Message | None:
+        """The next message, if all of it is here."""
+        scratch, start = self._scratch, self._start
+        available = self._end - start
         if available < FIXED.size:
             self._make_room(FIXED.size)
             return None
-        fixed = FIXED.unpack_from(self._scratch, self._start)
-        magic, protocol, code, _, header_nbytes, payload_nbytes, checksum = fixed
+        magic, protocol, code, _, header_nbytes, payload_nbytes, checksum = FIXED.unpack_from(scratch, start)
         if not (
             magic == MAGIC
             and protocol == PROTOCOL
@@ -117,16 +107,32 @@ class Reader:
         if available < whole:
             self._make_room(whole)
             return None
-        header = self._scratch[self._start + FIXED.size : self._start + whole]
+        header = scratch[start + FIXED.size : start + whole]
         if zlib.crc32(header) != checksum:
             raise ProtocolError("bad checksum", "a frame's header does not match its checksum")
         try:
             message: Message = _decoders[code](header)
         except (msgspec.MsgspecError, RecursionError) as error:
             raise ProtocolError("bad header", f"{TYPES[code].__name__} cannot be read: {error}") from None
-        self._start += whole
-        self._rest = [view for view in self.sink(message, payload_nbytes) if len(view)]
-        return message
+        self._start = start + whole
+        for view in self.sink(message, payload_nbytes):
+            self._fill(view)
+        if self._start == self._end:  # as a rule: whoever sends waits for an answer
+            self._start = self._end = 0
+        if not self._rest:
+            return message
+        self._awaiting = [message]
+        return None
+
+    def _fill(self, view: memoryview) -> None:
+        """Copy what has come already; the rest will be read straight into its place."""
+        start, nbytes = self._start, len(view)
+        if start + nbytes > self._end:
+            nbytes = self._end - start
+            self._rest.append(view[nbytes:])
+        if nbytes:
+            view[:nbytes] = self._scratch[start : start + nbytes]
+            self._start = start + nbytes
 
     def _refuse(self, magic: bytes, protocol: int, code: int, header_nbytes: int, payload_nbytes: int) -> NoReturn:
         if magic != MAGIC:
@@ -141,9 +147,6 @@ class Reader:
 
     def _make_room(self, whole_nbytes: int) -> None:
         """Move the unread bytes to the front, of a larger scratch if the header itself needs one."""
-        if self._start == self._end and whole_nbytes <= len(self._scratch):
-            self._start = self._end = 0
-            return
         unread = bytes(self._scratch[self._start : self._end])
         if whole_nbytes > len(self._scratch):
             self._scratch = memoryview(bytearray(whole_nbytes))
