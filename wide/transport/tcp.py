@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import select
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from wide.config import Sockets
 from wide.errors import ConnectionLost, Unreachable, UsageError
@@ -14,7 +14,6 @@ BACKLOG = 1024
 IOV_MAX = 1024  # buffers in one vectored call: Linux, macOS and the BSDs take no more
 PATIENCE = 4  # keepalive periods without an answer, or without room for what we send, until a peer counts as gone
 DEFAULTS = Sockets()
-HAS_SENDMSG = hasattr(socket.socket, "sendmsg")  # Windows has not
 
 
 class TcpStream:
@@ -22,8 +21,8 @@ class TcpStream:
 
     def __init__(self, sock: socket.socket, sockets: Sockets = DEFAULTS) -> None:
         self._sock = sock
-        self._read_nbytes = sockets.read_nbytes
-        self._quickack = getattr(socket, "TCP_QUICKACK", None) if sockets.quickack else None
+        self._sendmsg = getattr(sock, "sendmsg", lambda buffers: sock.send(buffers[0]))  # Windows has no sendmsg
+        self._recv_into = _tuned_read(sock, sockets)
         with contextlib.suppress(OSError):  # a peer that is already gone shows itself at the first read
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, sockets.nodelay)
             _watch_peer(sock, sockets.keepalive_s)
@@ -35,12 +34,8 @@ class TcpStream:
         return bool(select.select((self._sock,), (), (), 0)[0])
 
     def receive_into(self, view: memoryview) -> int:
-        if self._read_nbytes:
-            view = view[: self._read_nbytes]
         try:
-            nbytes = self._sock.recv_into(view)
-            if self._quickack is not None:  # the kernel falls back to delayed answers by itself, so after each read
-                self._sock.setsockopt(socket.IPPROTO_TCP, self._quickack, 1)
+            nbytes = self._recv_into(view)
         except (BlockingIOError, InterruptedError):
             return 0
         except TimeoutError:
@@ -54,9 +49,7 @@ class TcpStream:
     def send(self, buffers: Sequence[bytes | memoryview]) -> int:
         """One vectored system call; the caller keeps what was not taken."""
         try:
-            if HAS_SENDMSG:
-                return self._sock.sendmsg(buffers if len(buffers) <= IOV_MAX else buffers[:IOV_MAX])
-            return self._sock.send(buffers[0])
+            return self._sendmsg(buffers if len(buffers) <= IOV_MAX else buffers[:IOV_MAX])
         except (BlockingIOError, InterruptedError):
             return 0
         except OSError as error:
@@ -64,6 +57,21 @@ class TcpStream:
 
     def close(self) -> None:
         self._sock.close()
+
+
+def _tuned_read(sock: socket.socket, sockets: Sockets) -> Callable[[memoryview], int]:
+    """How to read from this socket; by default there is nothing around the system call."""
+    most, quickack = sockets.read_nbytes, getattr(socket, "TCP_QUICKACK", 0) if sockets.quickack else 0
+    if not (most or quickack):
+        return sock.recv_into
+
+    def read(view: memoryview) -> int:
+        nbytes = sock.recv_into(view[:most] if most else view)
+        if quickack:  # the kernel returns to delayed answers by itself, so this is said after each read
+            sock.setsockopt(socket.IPPROTO_TCP, quickack, 1)
+        return nbytes
+
+    return read
 
 
 def _watch_peer(sock: socket.socket, keepalive_s: int) -> None:

@@ -21,12 +21,14 @@ from wide.wire.messages import CODES, PROTOCOL, TYPES, Message
 
 MAGIC = b"WIDE"
 FIXED = struct.Struct("<4sBBHIQI")
+FIXED_NBYTES = FIXED.size
 STRANGER_NBYTES = 8 * 1024  # thousands of callers may connect and say nothing
 SCRATCH_NBYTES = 64 * 1024  # a small frame, payload included, arrives whole in one read
 
 Destinations = Sequence[memoryview]
 Sink = Callable[[Message, int], Destinations]
 
+_pack, _unpack_from = FIXED.pack, FIXED.unpack_from
 _encode = msgspec.msgpack.Encoder().encode
 _decoders = {code: msgspec.msgpack.Decoder(kind).decode for code, kind in TYPES.items()}
 
@@ -35,7 +37,7 @@ def encode(message: Message, payload_nbytes: int = 0) -> bytes:
     """The two headers of a frame; the sender puts the payload's own buffers behind them."""
     header = _encode(message)
     code = CODES[type(message)]
-    return FIXED.pack(MAGIC, PROTOCOL, code, 0, len(header), payload_nbytes, zlib.crc32(header)) + header
+    return _pack(MAGIC, PROTOCOL, code, 0, len(header), payload_nbytes, zlib.crc32(header)) + header
 
 
 def no_payload(message: Message, payload_nbytes: int) -> Destinations:
@@ -91,10 +93,10 @@ class Reader:
         """The next message, if all of it is here."""
         scratch, start = self._scratch, self._start
         available = self._end - start
-        if available < FIXED.size:
-            self._make_room(FIXED.size)
+        if available < FIXED_NBYTES:
+            self._make_room(FIXED_NBYTES)
             return None
-        magic, protocol, code, _, header_nbytes, payload_nbytes, checksum = FIXED.unpack_from(scratch, start)
+        magic, protocol, code, _, header_nbytes, payload_nbytes, checksum = _unpack_from(scratch, start)
         if not (
             magic == MAGIC
             and protocol == PROTOCOL
@@ -103,11 +105,11 @@ class Reader:
             and payload_nbytes <= self.payload_limit
         ):
             self._refuse(magic, protocol, code, header_nbytes, payload_nbytes)
-        whole = FIXED.size + header_nbytes
+        whole = FIXED_NBYTES + header_nbytes
         if available < whole:
             self._make_room(whole)
             return None
-        header = scratch[start + FIXED.size : start + whole]
+        header = scratch[start + FIXED_NBYTES : start + whole]
         if zlib.crc32(header) != checksum:
             raise ProtocolError("bad checksum", "a frame's header does not match its checksum")
         try:
