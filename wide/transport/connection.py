@@ -36,17 +36,19 @@ class Connection:
 
     def send(self, message: Message, *payload: memoryview) -> None:
         """Send now what the network takes; `flush` sends the rest. Buffers must not change until then."""
-        payload_nbytes = sum(map(len, payload))
-        buffers: tuple[bytes | memoryview, ...] = (encode(message, payload_nbytes), *payload)
+        payload_nbytes = 0
+        for view in payload:
+            payload_nbytes += len(view)
+        head = encode(message, payload_nbytes)
         if not self._outbox:
-            sent = self.stream.send(buffers)
+            sent = self.stream.send((head, *payload))
             self.bytes_sent += sent
-            if sent == len(buffers[0]) + payload_nbytes:
+            if sent == len(head) + payload_nbytes:
                 return
-            self._outbox.extend(buffers)
+            self._outbox.extend((head, *payload))
             self._took(sent)
         else:
-            self._outbox.extend(buffers)
+            self._outbox.extend((head, *payload))
         self.flush()
 
     def flush(self) -> None:

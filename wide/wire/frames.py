@@ -77,8 +77,10 @@ class Reader:
     def fed(self, nbytes: int) -> list[Message]:
         """Take note of `nbytes` written into `space()`; return the messages that are now complete."""
         if self._rest:
-            left = self._rest[0][nbytes:]
-            self._rest[:1] = [left] if len(left) else []
+            if nbytes < len(self._rest[0]):
+                self._rest[0] = self._rest[0][nbytes:]
+                return []
+            del self._rest[0]
             return [] if self._rest else self._awaiting
         self._end += nbytes
         done: list[Message] = []
