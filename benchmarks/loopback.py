@@ -92,6 +92,7 @@ class Loopback:
     def __init__(self, most_nbytes: int) -> None:
         self._payload, self._place = _room(most_nbytes), _room(len(ANSWER))
         self._links: list[Link] = []
+        self._cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_answer, args=(theirs, most_nbytes), daemon=True)
@@ -114,12 +115,12 @@ class Loopback:
             times.append(time.perf_counter())
         return median(after - before for before, after in pairwise(times[1:]))
 
-    def on_one_core(self) -> None:
-        """Keep both processes on one core from now on, where the platform can do that."""
+    def share_cores(self, cores: int) -> None:
+        """Both processes on one core, or each on its own, where the platform can do that and has as many."""
         if hasattr(os, "sched_setaffinity"):
-            core = {min(os.sched_getaffinity(0))}
-            for pid in (os.getpid(), self._process.pid or 0):
-                os.sched_setaffinity(pid, core)
+            pids = (os.getpid(), self._process.pid or 0)
+            for i, pid in enumerate(pids):
+                os.sched_setaffinity(pid, {self._cores[i % min(cores, len(self._cores))]})
 
     def close(self) -> None:
         self._pipe.close()

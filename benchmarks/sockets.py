@@ -1,13 +1,14 @@
 """`sockets`: the seeds' study of buffer sizes, read sizes, NODELAY and QUICKACK, over our Connection on loopback.
 
-All settings take turns in one run. Payloads of 16 MB go wherever the scheduler puts the two processes; round trips of
-1 KB are timed with both on one core (see wire.py for why).
+All settings take turns in one run. Payloads of 16 MB are sent with each process on a core of its own, round trips of
+1 KB timed with both on one (see wire.py for why).
 """
 
 from __future__ import annotations
 
+import random
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from statistics import median
 from typing import Any
@@ -23,7 +24,8 @@ KB, MB = 1 << 10, 1 << 20
 SETTINGS = {
     "default": Sockets(),
     **{f"buffer_{n >> 10}kb": Sockets(buffer_nbytes=n) for n in (64 * KB, 256 * KB, MB, 4 * MB, 8 * MB, 16 * MB)},
-    **{f"read_{n >> 10}kb": Sockets(read_nbytes=n) for n in (64 * KB, 256 * KB, MB)},
+    **{f"read_{n >> 10}kb": Sockets(read_nbytes=n) for n in (64 * KB, MB)},
+    "read_all": Sockets(read_nbytes=0),
     "nodelay_off": Sockets(nodelay=False),
     "quickack_on": Sockets(quickack=True),
 }
@@ -32,17 +34,8 @@ SETTINGS = {
 def run(repeats: int, say: Callable[[str], None]) -> dict[str, Any]:
     """For each setting: MB/s and µs (medians), both ÷ the default's of the same turn, and the buffer it really got."""
     with closing(Loopback(LARGE_NBYTES)) as loopback:
-        links = {name: loopback.open("ours", sockets) for name, sockets in SETTINGS.items()}
-
-        def take_turns(nbytes: int, rounds: int) -> list[dict[str, float]]:
-            return [
-                {name: loopback.seconds(link, nbytes, rounds) for name, link in links.items()}
-                for _ in range(repeats * TURNS)
-            ]
-
-        large = take_turns(LARGE_NBYTES, LARGE_ROUNDS)
-        loopback.on_one_core()
-        small = take_turns(SMALL_NBYTES, SMALL_ROUNDS)
+        large = [turn for _ in range(repeats) for turn in _turns(loopback, 2, LARGE_NBYTES, LARGE_ROUNDS)]
+        small = [turn for _ in range(repeats) for turn in _turns(loopback, 1, SMALL_NBYTES, SMALL_ROUNDS)]
     result = {name: _figures(name, large, small) for name in SETTINGS}
     for name, figures in result.items():
         say(
@@ -51,6 +44,15 @@ def run(repeats: int, say: Callable[[str], None]) -> dict[str, Any]:
             f"buffer {figures['granted_kb']} KB"
         )
     return result
+
+
+def _turns(loopback: Loopback, cores: int, nbytes: int, rounds: int) -> Iterator[dict[str, float]]:
+    """Seconds of each setting, in turns, on new connections: how far the kernel has tuned one is partly luck."""
+    loopback.share_cores(cores)
+    links = {name: loopback.open("ours", sockets) for name, sockets in SETTINGS.items()}
+    for _ in range(TURNS):
+        order = random.sample(sorted(links), len(links))  # nobody is always first, or always behind the same one
+        yield {name: loopback.seconds(links[name], nbytes, rounds) for name in order}
 
 
 def _figures(name: str, large: list[dict[str, float]], small: list[dict[str, float]]) -> dict[str, float]:

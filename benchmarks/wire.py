@@ -1,8 +1,8 @@
 """`wire`: messages with payloads over our Connection against bare sockets, over loopback, the sides alternating.
 
-Two processes, wherever the scheduler puts them. On a virtual machine a core that has halted wakes up slowly and runs
-cold code, which makes short round trips five times as long as the code itself: so 1 KB is also timed on one core,
-where nothing halts. That is `extra_us_1kb`; the other is `extra_us_1kb_two_cores`.
+Two processes, each on a core of its own. On a virtual machine a core that waits halts, wakes up slowly and then runs
+cold code, which makes short round trips five times as long as the code itself: so 1 KB is also timed with both on one
+core, where nothing halts. That is `extra_us_1kb`; the other is `extra_us_1kb_two_cores`.
 """
 
 from __future__ import annotations
@@ -26,16 +26,18 @@ def run(repeats: int, say: Callable[[str], None]) -> dict[str, Any]:
     """For each size: bytes/s of both, their ratio, and how much longer our round trip takes; medians over pairs."""
     result: dict[str, Any] = {}
     with closing(Loopback(max(SIZES.values()))) as loopback:
-        sides = loopback.open("ours", Sockets()), loopback.open("bare", Sockets())
 
         def alternate(size: str) -> Pairs:
             pairs = []
-            for i in range(repeats * PAIRS):
-                order = sides if i % 2 else sides[::-1]
-                seconds = {side: loopback.seconds(side, SIZES[size], ROUNDS[size]) for side in order}
-                pairs.append((seconds[sides[0]], seconds[sides[1]]))
+            for _ in range(repeats):
+                sides = loopback.open("ours", Sockets()), loopback.open("bare", Sockets())
+                for i in range(PAIRS):
+                    order = sides if i % 2 else sides[::-1]
+                    seconds = {side: loopback.seconds(side, SIZES[size], ROUNDS[size]) for side in order}
+                    pairs.append((seconds[sides[0]], seconds[sides[1]]))
             return pairs
 
+        loopback.share_cores(2)
         for size, nbytes in SIZES.items():
             pairs = alternate(size)
             ours, bare = (median(nbytes / 1e6 / pair[side] for pair in pairs) for side in (0, 1))
@@ -44,7 +46,7 @@ def run(repeats: int, say: Callable[[str], None]) -> dict[str, Any]:
             say(f"{size:>6}: ours {ours:7.1f} MB/s, bare sockets {bare:7.1f} MB/s, ratio {ratio:.2f}")
             if size == "1kb":
                 result["extra_us_1kb_two_cores"] = _extra_us(pairs)
-        loopback.on_one_core()
+        loopback.share_cores(1)
         result["extra_us_1kb"] = _extra_us(alternate("1kb"))
     say(
         f"a round trip of 1 KB takes {result['extra_us_1kb']:.1f} µs longer than over bare sockets, "

@@ -75,7 +75,7 @@ def test_quickack_is_asked_for_again_after_every_read(quickack):
             if name == socket.TCP_QUICKACK:
                 asked.append(value)
 
-        def recv_into(self, view):
+        def recv_into(self, view, nbytes):
             return len(view)
 
     stream = TcpStream(Recording(), Sockets(quickack=quickack))

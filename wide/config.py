@@ -24,7 +24,7 @@ class Sockets(msgspec.Struct, frozen=True, kw_only=True):
     """The options of a TCP connection, set where the platform has them. The defaults are what measured best."""
 
     buffer_nbytes: int = 0  # each way; 0: the kernel's autotuning
-    read_nbytes: int = 0  # at most, in one read; 0: as much as there is room for
+    read_nbytes: int = 256 << 10  # at most, in one read; 0: as much as there is room for
     nodelay: bool = True
     quickack: bool = False
     keepalive_s: int = 15  # 0: off

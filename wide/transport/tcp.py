@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import select
 import socket
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Sequence
 
 from wide.config import Sockets
 from wide.errors import ConnectionLost, Unreachable, UsageError
@@ -22,7 +23,9 @@ class TcpStream:
     def __init__(self, sock: socket.socket, sockets: Sockets = DEFAULTS) -> None:
         self._sock = sock
         self._sendmsg = getattr(sock, "sendmsg", lambda buffers: sock.send(buffers[0]))  # Windows has no sendmsg
-        self._recv_into = _tuned_read(sock, sockets)
+        self._recv_into = sock.recv_into
+        self._read_nbytes = sockets.read_nbytes or sys.maxsize
+        self._quickack = getattr(socket, "TCP_QUICKACK", 0) if sockets.quickack else 0
         with contextlib.suppress(OSError):  # a peer that is already gone shows itself at the first read
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, sockets.nodelay)
             _watch_peer(sock, sockets.keepalive_s)
@@ -35,7 +38,9 @@ class TcpStream:
 
     def receive_into(self, view: memoryview) -> int:
         try:
-            nbytes = self._recv_into(view)
+            nbytes = self._recv_into(view, self._read_nbytes if len(view) > self._read_nbytes else 0)
+            if self._quickack:  # the kernel returns to delayed answers by itself, so this is said after each read
+                self._sock.setsockopt(socket.IPPROTO_TCP, self._quickack, 1)
         except (BlockingIOError, InterruptedError):
             return 0
         except TimeoutError:
@@ -57,21 +62,6 @@ class TcpStream:
 
     def close(self) -> None:
         self._sock.close()
-
-
-def _tuned_read(sock: socket.socket, sockets: Sockets) -> Callable[[memoryview], int]:
-    """How to read from this socket; by default there is nothing around the system call."""
-    most, quickack = sockets.read_nbytes, getattr(socket, "TCP_QUICKACK", 0) if sockets.quickack else 0
-    if not (most or quickack):
-        return sock.recv_into
-
-    def read(view: memoryview) -> int:
-        nbytes = sock.recv_into(view[:most] if most else view)
-        if quickack:  # the kernel returns to delayed answers by itself, so this is said after each read
-            sock.setsockopt(socket.IPPROTO_TCP, quickack, 1)
-        return nbytes
-
-    return read
 
 
 def _watch_peer(sock: socket.socket, keepalive_s: int) -> None:
