@@ -7,7 +7,7 @@ import importlib
 import json
 import sys
 
-NAMES = ("seed", "codecs", "slowlink")
+NAMES = ("seed", "wire", "codecs", "sockets", "logging", "slowlink")
 
 
 def main() -> int:
@@ -15,10 +15,23 @@ def main() -> int:
     parser.add_argument("name", choices=NAMES)
     parser.add_argument("--json", action="store_true", help="only the JSON line, no table")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--plot", action="store_true", help="also draw docs/plots/NAME.png (needs the extra `plots`)")
     arguments = parser.parse_args()
     benchmark = importlib.import_module(f"benchmarks.{arguments.name}")
-    say = (lambda text: None) if arguments.json else (lambda text: print(text, file=sys.stderr, flush=True))
-    print(json.dumps(benchmark.run(arguments.repeats, say)))
+
+    def say(text: str) -> None:
+        if not arguments.json:
+            print(text, file=sys.stderr, flush=True)
+
+    if arguments.plot:
+        from benchmarks.plots import DRAWINGS, draw
+
+        if arguments.name not in DRAWINGS:
+            parser.error(f"there is no picture of {arguments.name}, only of {', '.join(DRAWINGS)}")
+    result = benchmark.run(arguments.repeats, say)
+    if arguments.plot:
+        say(f"drawn: {draw(arguments.name, result)}")
+    print(json.dumps(result))
     return 0
 
 

@@ -84,7 +84,7 @@ def samples() -> list[Sample]:
         batch = images[torch.randint(len(images), (512,))]
         before = flat(model, lambda p: p.detach())
         optimizer.zero_grad()
-        job.loss(model, batch).backward()
+        torch.autograd.backward(job.loss(model, batch))
         gradient = flat(model, lambda p: p.grad)
         optimizer.step()
     after = flat(model, lambda p: p.detach())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +19,16 @@ Compress = Literal["lossless", "auto", "none", "lz4", "zstd", "bf16", "int8", "i
 Log = Literal["silent", "normal", "verbose"]
 
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+
+
+class Sockets(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of a TCP connection, set where the platform has them. The defaults are what measured best."""
+
+    buffer_nbytes: int = 0  # each way; 0: the kernel's autotuning
+    read_nbytes: int = 256 << 10  # at most, in one read; 0: as much as there is room for
+    nodelay: bool = True
+    quickack: bool = False
+    keepalive_s: int = 15  # 0: off
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +48,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: int = 0
     insecure: bool = False
+    socket: Sockets = Sockets()
 
     @property
     def node_count(self) -> int:
@@ -72,6 +83,8 @@ def resolve(given: Mapping[str, Any], environ: Mapping[str, str]) -> Options:
 
 
 def _checked(name: str, value: Any, kind: Any, source: str) -> Any:
+    if kind is Sockets:
+        return value if isinstance(value, Sockets) else _sockets(str(value), source)
     try:
         value = msgspec.convert(str(value), kind, strict=False, dec_hook=lambda to, text: to(text))
     except msgspec.ValidationError:
@@ -90,6 +103,48 @@ def _check_device(device: str, source: str) -> None:
     kind, _, index = device.partition(":")
     if kind not in {"auto", "cpu", "cuda", "mps"} or (index and not index.isdigit()):
         raise UsageError(f"{source} {device}: expected auto, cpu, mps, cuda or cuda:0")
+
+
+SOCKET_HELP = "buffer=SIZE read=SIZE nodelay=on|off quickack=on|off keepalive=SECONDS, with commas between"
+UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+MOST_KEEPALIVE_S = 32767  # the most that Linux takes
+
+
+def _sockets(text: str, source: str) -> Sockets:
+    """`buffer=8M,quickack=off`: what is not named keeps its default."""
+    values: dict[str, Any] = {}
+    for part in text.split(","):
+        key, _, value = part.partition("=")
+        try:
+            field, parse = SOCKET_KEYS[key.strip()]
+            values[field] = parse(value.strip())
+        except (KeyError, ValueError):
+            raise UsageError(f"{source} {part}: expected {SOCKET_HELP}; a SIZE is 0, 256K or 8M, up to 1G") from None
+    return Sockets(**values)
+
+
+def _whole(text: str, most: int = MOST_KEEPALIVE_S) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) <= most):
+        raise ValueError(text)
+    return int(text)
+
+
+def _size(text: str) -> int:
+    unit = UNITS.get(text[-1:].upper(), 1)
+    return unit * _whole(text[:-1] if unit > 1 else text, UNITS["G"] // unit)
+
+
+def _switch(text: str) -> bool:
+    return {"on": True, "off": False}[text]
+
+
+SOCKET_KEYS: dict[str, tuple[str, Callable[[str], int]]] = {
+    "buffer": ("buffer_nbytes", _size),
+    "read": ("read_nbytes", _size),
+    "nodelay": ("nodelay", _switch),
+    "quickack": ("quickack", _switch),
+    "keepalive": ("keepalive_s", _whole),
+}
 
 
 def _describe(kind: Any) -> str:

@@ -9,7 +9,7 @@ import sys
 from typing import Any, NoReturn
 
 from wide import __version__
-from wide.config import Options, resolve
+from wide.config import SOCKET_HELP, Options, resolve
 from wide.errors import UsageError, WideError
 
 DEFAULT_PORT = 9433  # W I D E on a telephone
@@ -75,6 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     join.add_argument("--name", help="how this machine is called in the pool (default: its host name)")
     join.add_argument("--device", default="auto", help="auto, cpu, cuda:0, mps")
     join.add_argument("--log", choices=("silent", "normal", "verbose"), default="normal")
+    join.add_argument("--socket", metavar="KEY=VALUE,…", help=SOCKET_HELP)
     join.set_defaults(call=_join)
     return parser
 
@@ -95,6 +96,7 @@ def _shared(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--log", metavar="silent|normal|verbose", help="how much is said on stderr (default: normal)")
     command.add_argument("--device", metavar="auto|cpu|cuda:0|mps", help="where nodes compute (default: auto)")
+    command.add_argument("--socket", metavar="KEY=VALUE,…", help=SOCKET_HELP)
 
 
 def _options(arguments: argparse.Namespace, **defaults: Any) -> Options:
@@ -133,4 +135,13 @@ def _report(result: Any, as_json: bool, options: Options) -> None:
 def _join(arguments: argparse.Namespace) -> int:
     from wide.launch.join import join
 
-    return join(arguments.address, arguments.job, arguments.token_file, arguments.name, arguments.device, arguments.log)
+    environ = {"WIDE_SOCKET": os.environ.get("WIDE_SOCKET", "")}  # a node has no other options of a run
+    return join(
+        arguments.address,
+        arguments.job,
+        arguments.token_file,
+        arguments.name,
+        arguments.device,
+        arguments.log,
+        resolve({"socket": arguments.socket}, environ).socket,
+    )

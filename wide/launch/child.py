@@ -86,7 +86,7 @@ def serve_pool(member: Member) -> None:
     name = f"local-{member.index}" if member.role == "node" else "evaluator"
     with logging_to("verbose" if member.log == "verbose" else "silent"):
         try:
-            connection = Connection(connect(member.host, member.port))
+            connection = Connection(connect(member.host, member.port, member.sockets))
             device = pick_device(member.device if member.role == "node" else "cpu", member.index - 1)
             identity = Identity(member.token, name, os.getpid(), device, member.role)
             if member.role == "node":

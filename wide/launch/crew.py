@@ -9,7 +9,7 @@ import secrets
 
 import msgspec
 
-from wide.config import Options
+from wide.config import Options, Sockets
 from wide.launch.processes import GRACE_S, Children
 from wide.transport.tcp import Listener
 
@@ -25,13 +25,14 @@ class Member(msgspec.Struct, frozen=True):
     job: str | bytes
     device: str
     log: str
+    sockets: Sockets
 
 
 class Crew:
     """`nodes` node processes (none, if nodes come from elsewhere), and an evaluator if the job evaluates."""
 
     def __init__(self, job: str | bytes, options: Options, nodes: int, evaluates: bool, token: str = "") -> None:
-        self.listener = Listener(options.host, options.port)
+        self.listener = Listener(options.host, options.port, options.socket)
         self.token = token or secrets.token_hex(16)
         self.evaluator_token = secrets.token_hex(16)
         self.is_local = nodes > 0
@@ -56,5 +57,7 @@ class Crew:
     def _start(self, children: Children, role: str, index: int, token: str) -> None:
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.listener.host, self.listener.host)
         options = self._options
-        member = Member(role, index, host, self.listener.port, token, self._job, options.device, options.log)
+        member = Member(
+            role, index, host, self.listener.port, token, self._job, options.device, options.log, options.socket
+        )
         children.start("wide.launch.child", "serve_pool", member)

@@ -7,6 +7,7 @@ import signal
 import socket
 from types import FrameType
 
+from wide.config import Sockets
 from wide.errors import BY_EXIT_CODE, Interrupted, UsageError, WideError
 from wide.job.loading import load
 from wide.launch.token import read_token
@@ -16,7 +17,9 @@ from wide.transport.connection import Connection
 from wide.transport.tcp import connect
 
 
-def join(address: str, spec: str, token_file: str | None, name: str | None, device: str, tier: str) -> int:
+def join(
+    address: str, spec: str, token_file: str | None, name: str | None, device: str, tier: str, sockets: Sockets
+) -> int:
     """Returns the exit code the coordinator asked for."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
@@ -39,7 +42,7 @@ def join(address: str, spec: str, token_file: str | None, name: str | None, devi
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, leave)
     with logging_to(tier):
-        connection = Connection(connect(host.strip("[]"), int(port)))
+        connection = Connection(connect(host.strip("[]"), int(port), sockets))
         identity = Identity(token, name or socket.gethostname(), os.getpid(), pick_device(device))
         try:
             stop = lend(connection, identity, lambda: job, begun=workers.append)

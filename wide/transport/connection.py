@@ -36,7 +36,9 @@ class Connection:
 
     def send(self, message: Message, *payload: bytes | memoryview) -> None:
         """Send now what the network takes; `flush` sends the rest. Buffers must not change until then."""
-        payload_nbytes = sum(map(len, payload))
+        payload_nbytes = 0
+        for view in payload:
+            payload_nbytes += len(view)
         head = encode(message, payload_nbytes)
         if not self._outbox:
             sent = self.stream.send((head, *payload))
@@ -78,7 +80,10 @@ class Connection:
     def wait(self) -> Message:
         """The next message, on a blocking stream."""
         while not self._inbox:
-            self._inbox.extend(self.receive())
+            messages = self.receive()
+            if len(messages) == 1:
+                return messages[0]
+            self._inbox.extend(messages)
         return self._inbox.popleft()
 
     def has_input(self) -> bool:

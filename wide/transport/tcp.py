@@ -6,25 +6,30 @@ import contextlib
 import errno
 import select
 import socket
+import sys
 from collections.abc import Sequence
 
+from wide.config import Sockets
 from wide.errors import ConnectionLost, Unreachable, UsageError
 
 BACKLOG = 1024
-KEEPALIVE_S = 15
+IOV_MAX = 1024  # buffers in one vectored call: Linux, macOS and the BSDs take no more
+PATIENCE = 4  # keepalive periods without an answer, or without room for what we send, until a peer counts as gone
+DEFAULTS = Sockets()
 
 
 class TcpStream:
     """One connected socket. Blocking or not, `receive_into` and `send` say how much was done; 0 means: not now."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, sockets: Sockets = DEFAULTS) -> None:
         self._sock = sock
+        self._sendmsg = getattr(sock, "sendmsg", lambda buffers: sock.send(buffers[0]))  # Windows has no sendmsg
+        self._recv_into = sock.recv_into
+        self._read_nbytes = sockets.read_nbytes or sys.maxsize
+        self._quickack = getattr(socket, "TCP_QUICKACK", 0) if sockets.quickack else 0
         with contextlib.suppress(OSError):  # a peer that is already gone shows itself at the first read
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for option in ("TCP_KEEPIDLE", "TCP_KEEPINTVL"):
-                if hasattr(socket, option):
-                    sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), KEEPALIVE_S)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, sockets.nodelay)
+            _watch_peer(sock, sockets.keepalive_s)
 
     def fileno(self) -> int:
         return self._sock.fileno()
@@ -34,7 +39,9 @@ class TcpStream:
 
     def receive_into(self, view: memoryview) -> int:
         try:
-            nbytes = self._sock.recv_into(view)
+            nbytes = self._recv_into(view, self._read_nbytes if len(view) > self._read_nbytes else 0)
+            if self._quickack:  # the kernel returns to delayed answers by itself, so this is said after each read
+                self._sock.setsockopt(socket.IPPROTO_TCP, self._quickack, 1)
         except (BlockingIOError, InterruptedError):
             return 0
         except TimeoutError:
@@ -48,9 +55,7 @@ class TcpStream:
     def send(self, buffers: Sequence[bytes | memoryview]) -> int:
         """One vectored system call; the caller keeps what was not taken."""
         try:
-            if hasattr(self._sock, "sendmsg"):
-                return self._sock.sendmsg(buffers)
-            return self._sock.send(buffers[0])  # Windows has no sendmsg
+            return self._sendmsg(buffers if len(buffers) <= IOV_MAX else buffers[:IOV_MAX])
         except (BlockingIOError, InterruptedError):
             return 0
         except OSError as error:
@@ -60,26 +65,67 @@ class TcpStream:
         self._sock.close()
 
 
-def connect(host: str, port: int, timeout_s: float = 10.0) -> TcpStream:
+def _watch_peer(sock: socket.socket, keepalive_s: int) -> None:
+    """Have the kernel notice a peer that vanished, whether we wait for it or send to it."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, keepalive_s > 0)
+    values = {
+        "TCP_KEEPIDLE": keepalive_s,
+        "TCP_KEEPALIVE": keepalive_s,  # macOS calls it so
+        "TCP_KEEPINTVL": keepalive_s,
+        "TCP_KEEPCNT": PATIENCE - 1,
+        "TCP_USER_TIMEOUT": PATIENCE * keepalive_s * 1000,
+    }
+    for option, value in values.items():
+        if keepalive_s and hasattr(socket, option):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+
+
+def _size_buffers(sock: socket.socket, sockets: Sockets) -> None:
+    """Before the handshake, which fixes how far the window can open; accepted sockets inherit it."""
+    if sockets.buffer_nbytes:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, sockets.buffer_nbytes)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, sockets.buffer_nbytes)
+
+
+def connect(host: str, port: int, sockets: Sockets = DEFAULTS, timeout_s: float = 10.0) -> TcpStream:
     """A blocking stream to a coordinator."""
     try:
-        sock = socket.create_connection((host, port), timeout=timeout_s)
+        sock = _dial(host, port, sockets, timeout_s)
     except OSError as error:
         raise Unreachable(
             f"no coordinator answers at {host}:{port} ({error.strerror or error}): is `wide serve` running there, "
             "and may this machine reach it?"
         ) from None
     sock.settimeout(None)
-    return TcpStream(sock)
+    return TcpStream(sock, sockets)
+
+
+def _dial(host: str, port: int, sockets: Sockets, timeout_s: float) -> socket.socket:
+    """socket.create_connection, with the buffers sized before it connects."""
+    problem = OSError("the name has no address")
+    for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        sock = socket.socket(family, kind, protocol)
+        try:
+            _size_buffers(sock, sockets)
+            sock.settimeout(timeout_s)
+            sock.connect(address)
+        except OSError as error:
+            sock.close()
+            problem = error
+        else:
+            return sock
+    raise problem
 
 
 class Listener:
     """A listening socket that hands out non-blocking streams."""
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, sockets: Sockets = DEFAULTS) -> None:
+        self._sockets = sockets
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             self._sock = socket.create_server((host, port), family=family, backlog=BACKLOG)
+            _size_buffers(self._sock, sockets)
         except OSError as error:
             raise UsageError(
                 f"cannot listen on {host} port {port} ({error.strerror or error}): choose another with --port"
@@ -103,7 +149,7 @@ class Listener:
                 raise ConnectionLost("too many connections are open") from None
             return None
         sock.setblocking(False)
-        return TcpStream(sock), f"{address[0]}:{address[1]}"
+        return TcpStream(sock, self._sockets), f"{address[0]}:{address[1]}"
 
     def close(self) -> None:
         """Callers that were never accepted are sent away too, even if forked children still hold this socket."""

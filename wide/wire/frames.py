@@ -21,12 +21,14 @@ from wide.wire.messages import CODES, PROTOCOL, TYPES, Message
 
 MAGIC = b"WIDE"
 FIXED = struct.Struct("<4sBBHIQI")
+FIXED_NBYTES = FIXED.size
 STRANGER_NBYTES = 8 * 1024  # thousands of callers may connect and say nothing
 SCRATCH_NBYTES = 64 * 1024  # a small frame, payload included, arrives whole in one read
 
 Destinations = Sequence[memoryview]
 Sink = Callable[[Message, int], Destinations]
 
+_pack, _unpack_from = FIXED.pack, FIXED.unpack_from
 _encode = msgspec.msgpack.Encoder().encode
 _decoders = {code: msgspec.msgpack.Decoder(kind).decode for code, kind in TYPES.items()}
 
@@ -35,7 +37,7 @@ def encode(message: Message, payload_nbytes: int = 0) -> bytes:
     """The two headers of a frame; the sender puts the payload's own buffers behind them."""
     header = _encode(message)
     code = CODES[type(message)]
-    return FIXED.pack(MAGIC, PROTOCOL, code, 0, len(header), payload_nbytes, zlib.crc32(header)) + header
+    return _pack(MAGIC, PROTOCOL, code, 0, len(header), payload_nbytes, zlib.crc32(header)) + header
 
 
 def no_payload(message: Message, payload_nbytes: int) -> Destinations:
@@ -59,8 +61,8 @@ class Reader:
         self._scratch = memoryview(bytearray(STRANGER_NBYTES))
         self._start = 0  # unread bytes are scratch[start:end]
         self._end = 0
-        self._message: Message | None = None
-        self._rest: list[memoryview] = []  # what the current payload has yet to fill
+        self._rest: list[memoryview] = []  # what the current payload has yet to fill; then no byte is unread
+        self._awaiting: list[Message] = []  # whose payload that is
 
     def allow(self, sink: Sink, header_limit: int, payload_limit: int) -> None:
         """From now on the peer is known: longer headers, and payloads, may come."""
@@ -70,46 +72,38 @@ class Reader:
     @property
     def is_amid_frame(self) -> bool:
         """Has a message begun that is not whole yet?"""
-        return self._message is not None or self._end > self._start
+        return bool(self._rest) or self._end > self._start
 
     def space(self) -> memoryview:
-        return self._rest[0] if self._rest else self._scratch[self._end :]
+        if self._rest:
+            return self._rest[0]
+        return self._scratch[self._end :] if self._end else self._scratch
 
     def fed(self, nbytes: int) -> list[Message]:
         """Take note of `nbytes` written into `space()`; return the messages that are now complete."""
-        done: list[Message] = []
         if self._rest:
-            self._filled(nbytes)
-        else:
-            self._end += nbytes
-        while True:
-            if self._message is None:
-                self._message = self._read_headers()
-                if self._message is None:
-                    return done
-            while self._rest and self._end > self._start:
-                take = min(len(self._rest[0]), self._end - self._start)
-                self._rest[0][:take] = self._scratch[self._start : self._start + take]
-                self._start += take
-                self._filled(take)
-            if self._rest:
-                return done
-            done.append(self._message)
-            self._message = None
-
-    def _filled(self, nbytes: int) -> None:
-        if nbytes == len(self._rest[0]):
+            if nbytes < len(self._rest[0]):
+                self._rest[0] = self._rest[0][nbytes:]
+                return []
             del self._rest[0]
-        else:
-            self._rest[0] = self._rest[0][nbytes:]
+            return [] if self._rest else self._awaiting
+        self._end += nbytes
+        done: list[Message] = []
+        while self._start < self._end:
+            message = self._read_frame()
+            if message is None:
+                break
+            done.append(message)
+        return done
 
-    def _read_headers(self) -> Message | None:
-        available = self._end - self._start
-        if available < FIXED.size:
-            self._make_room(FIXED.size)
+    def _read_frame(self) -> Message | None:
+        """The next message, if all of it is here."""
+        scratch, start = self._scratch, self._start
+        available = self._end - start
+        if available < FIXED_NBYTES:
+            self._make_room(FIXED_NBYTES)
             return None
-        fixed = FIXED.unpack_from(self._scratch, self._start)
-        magic, protocol, code, _, header_nbytes, payload_nbytes, checksum = fixed
+        magic, protocol, code, _, header_nbytes, payload_nbytes, checksum = _unpack_from(scratch, start)
         if not (
             magic == MAGIC
             and protocol == PROTOCOL
@@ -118,20 +112,36 @@ class Reader:
             and payload_nbytes <= self.payload_limit
         ):
             self._refuse(magic, protocol, code, header_nbytes, payload_nbytes)
-        whole = FIXED.size + header_nbytes
+        whole = FIXED_NBYTES + header_nbytes
         if available < whole:
             self._make_room(whole)
             return None
-        header = self._scratch[self._start + FIXED.size : self._start + whole]
+        header = scratch[start + FIXED_NBYTES : start + whole]
         if zlib.crc32(header) != checksum:
             raise ProtocolError("bad checksum", "a frame's header does not match its checksum")
         try:
             message: Message = _decoders[code](header)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # text that is no UTF-8 is a ValueError
             raise ProtocolError("bad header", f"{TYPES[code].__name__} cannot be read: {error}") from None
-        self._start += whole
-        self._rest = [view for view in self.sink(message, payload_nbytes) if len(view)]
-        return message
+        self._start = start + whole
+        for view in self.sink(message, payload_nbytes):
+            self._fill(view)
+        if self._start == self._end:  # as a rule: whoever sends waits for an answer
+            self._start = self._end = 0
+        if not self._rest:
+            return message
+        self._awaiting = [message]
+        return None
+
+    def _fill(self, view: memoryview) -> None:
+        """Copy what has come already; the rest will be read straight into its place."""
+        start, nbytes = self._start, len(view)
+        if start + nbytes > self._end:
+            nbytes = self._end - start
+            self._rest.append(view[nbytes:])
+        if nbytes:
+            view[:nbytes] = self._scratch[start : start + nbytes]
+            self._start = start + nbytes
 
     def _refuse(self, magic: bytes, protocol: int, code: int, header_nbytes: int, payload_nbytes: int) -> NoReturn:
         if magic != MAGIC:
@@ -146,9 +156,6 @@ class Reader:
 
     def _make_room(self, whole_nbytes: int) -> None:
         """Move the unread bytes to the front, of a larger scratch if the header itself needs one."""
-        if self._start == self._end and whole_nbytes <= len(self._scratch):
-            self._start = self._end = 0
-            return
         unread = bytes(self._scratch[self._start : self._end])
         if whole_nbytes > len(self._scratch):
             self._scratch = memoryview(bytearray(whole_nbytes))

@@ -1,0 +1,68 @@
+"""Pictures of results, as docs/plots/NAME.png. Knows the keys of the results it draws; needs the extra `plots`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+from matplotlib import pyplot
+from matplotlib.axes import Axes
+
+FOLDER = Path(__file__).parent.parent / "docs" / "plots"
+OURS, OTHER = "#d9480f", "#868e96"
+
+
+def draw(name: str, result: dict[str, Any]) -> Path:
+    """Draw a result to its file."""
+    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_axisbelow(True)
+    axes.grid(axis="y", alpha=0.3)
+    DRAWINGS[name](axes, result)
+    FOLDER.mkdir(exist_ok=True)
+    path = FOLDER / f"{name}.png"
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+    return path
+
+
+def _wire(axes: Axes, result: dict[str, Any]) -> None:
+    sizes = [key.removeprefix("ratio_") for key in result if key.startswith("ratio_")]
+    nbytes = [int(size[:-2]) << (10 if size.endswith("kb") else 20) for size in sizes]
+    for side, label, color in (("bare", "bare sockets", OTHER), ("ours", "wide", OURS)):
+        axes.plot(nbytes, [result[f"{side}_mb_per_s_{size}"] for size in sizes], "o-", label=label, color=color)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter("{x:,.0f}")
+    axes.set_xticks(nbytes, [f"{size[:-2]} {size[-2:].upper()}" for size in sizes])
+    axes.minorticks_off()
+    axes.set(xlabel="payload", ylabel="MB/s", title="A message with a payload and its answer, over loopback")
+    axes.legend(frameon=False)
+
+
+def _sockets(axes: Axes, result: dict[str, Any]) -> None:
+    names = [name for name in result if name.startswith("buffer_")]
+    sizes_kb = [int(name[len("buffer_") : -len("kb")]) for name in names]
+    axes.plot(sizes_kb, [result[name]["speed"] for name in names], "o-", color=OURS, label="buffer of this size")
+    axes.axhline(1.0, color=OTHER, linestyle="--", label="the kernel's autotuning")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sizes_kb, [f"{size} KB" if size < 1024 else f"{size >> 10} MB" for size in sizes_kb])
+    axes.minorticks_off()
+    axes.set_ylim(0, 1.1 * max(result[name]["speed"] for name in names))
+    axes.set(xlabel="SO_SNDBUF and SO_RCVBUF", ylabel="throughput ÷ autotuning's", title="16 MB payloads over loopback")
+    axes.legend(frameon=False, loc="lower right")
+
+
+def _logging(axes: Axes, result: dict[str, Any]) -> None:
+    tiers = {"silent": 1.0, "normal": result["normal"], "verbose": result["verbose"]}
+    bars = axes.bar(list(tiers), list(tiers.values()), color=[OTHER, OURS, OURS], width=0.6)
+    axes.bar_label(bars, fmt="%.2f", padding=3)
+    axes.margins(y=0.12)
+    axes.set(ylabel="batches/s ÷ silent's", title="What a log costs: 4 nodes, a message per batch")
+
+
+DRAWINGS: dict[str, Callable[[Axes, dict[str, Any]], None]] = {"wire": _wire, "sockets": _sockets, "logging": _logging}
