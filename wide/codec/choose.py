@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from wide.codec.encoders import THREADED
 from wide.codec.ladder import LADDER, LOSSLESS, RAW
 from wide.codec.pieces import PIECE_NBYTES
 from wide.codec.speeds import Cpu
@@ -12,6 +13,7 @@ from wide.telemetry.link import Link
 Role = Literal["weights", "gradient", "delta", "batch"]
 
 FAITH = 1.05  # a more faithful codec is taken if it costs no more than this beside the quickest
+HELP = 0.3  # what another thread adds to the first one's speed
 STAY = 1.15  # and the present one is kept while it costs no more than this
 
 
@@ -51,11 +53,11 @@ def seconds(name: str, nbytes: int, link: Link, cpu: Cpu) -> float:
         return link.delay_s + nbytes / link.bytes_per_s
     speed = cpu.speeds[name]
     pieces = max(1, -(-nbytes // PIECE_NBYTES))
-    hands = min(cpu.threads, pieces)
+    hands = 1 + HELP * (min(cpu.threads, pieces) - 1) if name in THREADED else 1
     parts = (
-        (pieces * speed.call_s + nbytes / speed.encode_bytes_per_s) / hands,
+        (pieces * speed.encode_call_s + nbytes / speed.encode_bytes_per_s) / hands,
         nbytes / speed.ratio / link.bytes_per_s,
-        pieces * speed.call_s / 2 + nbytes / speed.decode_bytes_per_s,
+        pieces * speed.decode_call_s + nbytes / speed.decode_bytes_per_s,
     )
     longest = max(parts)
     return link.delay_s + longest + (sum(parts) - longest) / pieces

@@ -8,6 +8,7 @@ A decoder is told how much must come out. What would give more or less is refuse
 from __future__ import annotations
 
 import struct
+import threading
 from collections.abc import Callable, Sequence
 
 import lz4.block
@@ -81,6 +82,23 @@ class Planes:
         return row
 
 
+class _Compressors(threading.local):
+    """One for each thread: a new one for each plane takes its memory from the system, and threads queue for that."""
+
+    def __init__(self) -> None:
+        self.zstd = zstd.ZstdCompressor(_ZSTD_LEVEL)
+
+
+_mine = _Compressors()
+
+
+def _zstd_squeeze(row: memoryview) -> bytes:
+    compressor = _mine.zstd
+    compressor.set_pledged_input_size(len(row))
+    packed: bytes = compressor.compress(row, zstd.ZstdCompressor.FLUSH_FRAME)
+    return packed
+
+
 def _zstd_expand(packed: memoryview, nbytes: int) -> bytes:
     row: bytes = zstd.ZstdDecompressor(options=_ZSTD_LIMITS).decompress(packed, max_length=nbytes)
     return row
@@ -91,4 +109,4 @@ LZ4 = Planes(
     lambda row: lz4.block.compress(row, store_size=False),
     lambda packed, nbytes: lz4.block.decompress(packed, uncompressed_size=nbytes),
 )
-ZSTD = Planes("zstd", lambda row: zstd.compress(row, _ZSTD_LEVEL), _zstd_expand)
+ZSTD = Planes("zstd", _zstd_squeeze, _zstd_expand)

@@ -6,9 +6,10 @@ Knows peers' links and speeds; carries nothing out.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 
 from wide.codec.choose import Role, candidates, choose, seconds
+from wide.codec.encoders import Encoders
 from wide.codec.ladder import LADDER, LOSSLESS, RAW
 from wide.codec.planes import Bytes
 from wide.codec.speeds import Cpu, Speed, measure
@@ -26,7 +27,7 @@ STRONGEST_FOR_WEIGHTS = "int4"
 class Choices:
     """The pool's wish (`--compress`), and what it means on each link."""
 
-    def __init__(self, compress: str, live_nbytes: int, record: Record, encoders: Executor) -> None:
+    def __init__(self, compress: str, live_nbytes: int, record: Record, encoders: Encoders) -> None:
         self._wish = compress
         self.compress = RAW if compress == "none" else compress
         self.is_lossless = self.compress == "lossless" or self.compress in LOSSLESS
@@ -61,7 +62,7 @@ class Choices:
             return ()
         return candidates("gradient", self.is_lossless)[1:]
 
-    def heard_speeds(self, peer: Peer, speeds: dict[str, tuple[float, float, float, float]]) -> None:
+    def heard_speeds(self, peer: Peer, speeds: dict[str, tuple[float, float, float, float, float]]) -> None:
         for name, numbers in speeds.items():
             if LADDER.get(name) is not None and all(0 < number < 1e15 for number in numbers):
                 peer.cpu.speeds[name] = Speed(*numbers)
@@ -77,7 +78,7 @@ class Choices:
         names = candidates(role, self.is_lossless)[1:]
         lossy = tuple(name for name in names if name not in LOSSLESS)
         lossless = tuple(name for name in names if name in LOSSLESS)
-        self._measuring[role] = self._encoders.submit(
+        self._measuring[role] = self._encoders.threads.submit(
             lambda: measure(lossless, exact, width) | measure(lossy, numbers, width)
         )
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 from wide.codec.batch import Packed
+from wide.codec.encoders import Encoders
 from wide.codec.ladder import LOSSLESS, RAW, codec_named
 from wide.codec.lossless import Planes
 from wide.codec.pieces import PIECE_NBYTES
@@ -34,7 +34,7 @@ class Delivery:
         versions: Versions,
         feed: Feed,
         choices: Choices,
-        encoders: ThreadPoolExecutor,
+        encoders: Encoders,
         send: Send,
         wake: Callable[[], None],
         peers: Callable[[], list[Peer]],
@@ -126,7 +126,9 @@ class Delivery:
         for batch in packed:
             raw = _joined(batch)
             for start in range(0, len(raw), PIECE_NBYTES):
-                parts.append(self._encoders.submit(codec.encode, raw[start : start + PIECE_NBYTES], batch.width))
+                parts.append(
+                    self._encoders.threads.submit(codec.encode, raw[start : start + PIECE_NBYTES], batch.width)
+                )
         return codec.name
 
 

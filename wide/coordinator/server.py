@@ -8,12 +8,11 @@ from __future__ import annotations
 import functools
 import logging
 import math
-import os
 import selectors
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
+from wide.codec.encoders import Encoders
 from wide.codec.layout import Flat
 from wide.coordinator import events
 from wide.coordinator.bell import Bell
@@ -59,7 +58,7 @@ class Server:
     ) -> None:
         self.listener, self.door, self.pool = listener, door, pool
         self.master, self.feed, self.record, self.evaluation = master, feed, record, evaluation
-        self._encoders = ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="encoder")
+        self._encoders = Encoders()
         self.choices = Choices(door.compress, master.layout.live_nbytes, record, self._encoders)
         self.intake = Intake(master, self.choices)
         versions = Versions(master.weights, master.layout, self._encoders)
@@ -120,7 +119,7 @@ class Server:
         self._selector.unregister(self.listener)
         self._selector.unregister(self._bell)
         self.listener.close()
-        self._encoders.shutdown(cancel_futures=True)
+        self._encoders.close()
         self._bell.close()
         deadline, scratch = time.monotonic() + GOODBYE_S, memoryview(bytearray(1 << 16))
         while self._selector.get_map() and time.monotonic() < deadline:

@@ -8,11 +8,12 @@ gets several.
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Executor, Future, wait
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 
 import torch
 
+from wide.codec.encoders import Encoders
 from wide.codec.ladder import LOSSLESS, RAW
 from wide.codec.layout import Flat, Layout
 from wide.codec.lossless import Buffers
@@ -42,7 +43,7 @@ class Encoded:
 class Versions:
     """The newest version, raw and encoded, and how to get there from older ones."""
 
-    def __init__(self, weights: Flat, layout: Layout, encoders: Executor) -> None:
+    def __init__(self, weights: Flat, layout: Layout, encoders: Encoders) -> None:
         self.newest = -1
         self.live_nbytes = layout.live_nbytes
         self._weights, self._encoders = weights, encoders
@@ -69,7 +70,7 @@ class Versions:
         if old is None:
             self._steps.clear()
         else:
-            parts = [self._encoders.submit(publish, piece, codec, new, old) for piece in self._live]
+            parts = self._encoders.begin(codec, lambda piece: publish(piece, codec, new, old), self._live)
             self._steps[version] = Encoded(codec, parts)
             self._steps.pop(version - MOST_STEPS_BEHIND, None)
         self.newest, self._view = version, new.numpy().data
@@ -91,7 +92,7 @@ class Versions:
         if (codec, only_live) not in self._whole:
             self.raw(only_live)
             copy, pieces = self._copies[self.newest], self._live if only_live else self._all
-            parts = [self._encoders.submit(encode, piece, codec, copy) for piece in pieces]
+            parts = self._encoders.begin(codec, lambda piece: encode(piece, codec, copy), pieces)
             self._whole[codec, only_live] = Encoded(codec, parts)
         return self._whole[codec, only_live]
 

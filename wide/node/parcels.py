@@ -5,13 +5,12 @@ Knows codecs, the trainer's buffers and a connection; knows nothing of leases.
 
 from __future__ import annotations
 
-import os
 import time
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
+from wide.codec.encoders import Encoders
 from wide.codec.feedback import Feedback
 from wide.codec.ladder import LOSSLESS, RAW, codec_named
 from wide.codec.layout import Flat
@@ -39,7 +38,7 @@ class Parcels:
         self._connection, self._trainer = connection, trainer
         self._live, self._all = cut(trainer.layout, only_live=True), cut(trainer.layout, only_live=False)
         self._arrived: deque[bytearray] = deque()
-        self._encoders = ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="encoder")
+        self._encoders = Encoders()
         self._feedback: Feedback | None = None
         self._has_paid = False  # the last update carried some of what was owed
         self._has_weights = False
@@ -84,11 +83,12 @@ class Parcels:
             self._feedback.undo()
         self._has_paid = False
 
-    def speeds(self, names: tuple[str, ...], total: Flat) -> dict[str, tuple[float, float, float, float]]:
+    def speeds(self, names: tuple[str, ...], total: Flat) -> dict[str, tuple[float, float, float, float, float]]:
         """How the codecs do on this update."""
-        sample = max(self._live, key=lambda piece: piece.end - piece.start)
+        first = self._live[0]
+        alike = [piece for piece in self._live if piece.dtype == first.dtype and piece.may_lose]
         started = time.perf_counter()
-        speeds = measure(names, sample.of(total.raw).numpy(), sample.width)
+        speeds = measure(names, total.raw[first.start : alike[-1].end].numpy(), first.width)
         self.codec_s += time.perf_counter() - started
         return {**speeds}
 
@@ -117,17 +117,16 @@ class Parcels:
         return flat.bytes
 
     def close(self) -> None:
-        self._encoders.shutdown(cancel_futures=True)
+        self._encoders.close()
 
     def _send_parts(self, codec: str, total: Flat) -> None:
         encode_piece = self._feedback.encode if self._feedback is not None else encode
-        first, *others = self._live
-        futures = [self._encoders.submit(encode_piece, piece, codec, total.raw) for piece in others]
-        for i in range(len(self._live)):
-            started = time.perf_counter()
-            data = futures[i - 1].result() if i else encode_piece(first, codec, total.raw)
+        encoded = self._encoders.in_order(codec, lambda piece: encode_piece(piece, codec, total.raw), self._live)
+        started = time.perf_counter()
+        for data in encoded:
             self.codec_s += time.perf_counter() - started
             self._connection.send(say.Part(), *data)
+            started = time.perf_counter()
 
     def _next_part(self) -> memoryview:
         message = self._connection.wait()

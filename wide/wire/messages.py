@@ -100,7 +100,7 @@ class Update(Message, frozen=True):
     codec: str = "raw"
     received_nbytes: int = 0  # of your last work's payload, after the first bytes of it, in
     received_s: float = 0.0  # this time
-    speeds: dict[str, tuple[float, float, float, float]] | None = None  # codec.speeds.Speed
+    speeds: dict[str, tuple[float, float, float, float, float]] | None = None  # codec.speeds.Speed
 
 
 class Part(Message, frozen=True):

@@ -1,0 +1,49 @@
+"""Where pieces are encoded: some in threads, some at once. Knows executors and which codecs gain from them.
+
+zstd takes long over a piece and lets go of the interpreter meanwhile: several pieces are compressed at once, while
+others are being sent. The other codecs are done sooner than another thread would have begun (docs/findings.md).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from wide.codec.lossless import Buffers
+from wide.codec.pieces import Piece
+
+THREADS = min(4, os.cpu_count() or 1)
+THREADED = {"zstd"}
+AT_ONCE = 32  # pieces, 8 MB: some milliseconds of any other codec
+
+Encode = Callable[[Piece], Buffers]
+
+
+class Encoders:
+    """A pool of threads that starts none before it needs one."""
+
+    def __init__(self) -> None:
+        self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="encoder")
+
+    def in_order(self, name: str, encode: Encode, pieces: list[Piece]) -> Iterator[Buffers]:
+        """The pieces' encodings, each when it is asked for; those of the next pieces may be in the making."""
+        if name not in THREADED or len(pieces) == 1:
+            yield from map(encode, pieces)
+        else:
+            yield from self.threads.map(encode, pieces)
+
+    def begin(self, name: str, encode: Encode, pieces: list[Piece]) -> list[Future[Buffers]]:
+        """The same for a loop that must not wait: all of them, now or later."""
+        if name in THREADED or len(pieces) > AT_ONCE:
+            return [self.threads.submit(encode, piece) for piece in pieces]
+        return [_done(encode(piece)) for piece in pieces]
+
+    def close(self) -> None:
+        self.threads.shutdown(cancel_futures=True)
+
+
+def _done(data: Buffers) -> Future[Buffers]:
+    future: Future[Buffers] = Future()
+    future.set_result(data)
+    return future
