@@ -46,7 +46,15 @@ def digits_alone(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "options", [("--nodes", 1), ("--nodes", 3), ("--nodes", 7), ("--nodes", 3, "--data", "stream")]
+    "options",
+    [
+        ("--nodes", 1),
+        ("--nodes", 3),
+        ("--nodes", 7),
+        ("--nodes", 3, "--data", "stream"),
+        ("--nodes", 3, "--compress", "lz4"),
+        ("--nodes", 3, "--compress", "zstd", "--data", "stream"),
+    ],
 )
 def test_any_number_of_nodes_gives_the_same_bits(digits_alone, tmp_path, options):
     result = result_of("run", DIGITS, "--steps", 40, *options, cwd=tmp_path)
@@ -123,6 +131,16 @@ def test_the_result_has_every_key_of_the_contract(digits_alone):
 def test_digits_are_learned(tmp_path):
     result = result_of("run", DIGITS, "--nodes", 2, "--seconds", 60, cwd=tmp_path)
     assert result["metrics"]["accuracy"] >= 0.95
+
+
+@pytest.mark.parametrize(("codec", "least_ratio"), [("bf16", 1.9), ("int8", 3.5), ("int4", 5.5)])
+def test_digits_are_learned_with_less_precision(tmp_path, codec, least_ratio):
+    result = result_of("run", DIGITS, "--nodes", 3, "--compress", codec, "--out", "o", cwd=tmp_path)
+    assert result["metrics"]["accuracy"] >= 0.95
+    assert all(node["compression_ratio"] >= least_ratio for node in result["nodes"])
+    assert all(node["raw_bytes"] > node["bytes_sent"] and node["codec_s"] > 0 for node in result["nodes"])
+    db = sqlite3.connect(tmp_path / "o" / "run.db")
+    assert set(db.execute("SELECT codec, reason FROM choices")) == {(codec, f"--compress {codec}")}
 
 
 def test_stdout_carries_the_result_alone_whatever_the_job_prints(tmp_path):

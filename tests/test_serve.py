@@ -7,6 +7,7 @@ import re
 import signal
 import socket
 import sqlite3
+import threading
 from contextlib import closing
 
 import pytest
@@ -91,6 +92,24 @@ def test_a_leaving_node_is_noticed_and_the_pool_waits(serving, tmp_path):
     with started("join", address, "--job", job, cwd=tmp_path, **token) as successor:
         assert process.wait(60) == 0
         assert successor.wait(20) == 0
+
+
+def test_a_leaving_node_hands_in_what_its_codec_owes(tmp_path):
+    job = a_job(tmp_path, "steps=120, loss=loss", SLOW_LOSS)
+    options = ("--port", 0, "--out", "here", "--compress", "int4", "--log", "verbose")
+    with started("serve", job, *options, cwd=tmp_path) as process:
+        address = address_of(process, tmp_path)
+        drain = threading.Thread(target=process.stderr.read, daemon=True)
+        drain.start()
+        token = {"WIDE_TOKEN": token_of(tmp_path)}
+        with started("join", address, "--job", job, cwd=tmp_path, **token) as leaver:
+            assert until(lambda: query(tmp_path, "SELECT * FROM ledger"))
+            leaver.send_signal(signal.SIGTERM)
+            assert leaver.wait(20) == 143
+        assert until(lambda: query(tmp_path, "SELECT why FROM nodes") == [("it was told to leave",)])
+        with started("join", address, "--job", job, cwd=tmp_path, **token) as successor:
+            assert process.wait(60) == 0
+            assert successor.wait(20) == 0
 
 
 def test_nobody_at_the_address_ends_with_69(tmp_path):

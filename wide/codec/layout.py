@@ -90,11 +90,10 @@ class Flat:
 
     def is_finite(self) -> bool:
         """No NaN and no Inf among the gradients; a sum of squares that overflows counts as Inf."""
-        with np.errstate(over="ignore", invalid="ignore"):
-            return all(
-                math.isfinite(run @ run) if isinstance(run, np.ndarray) else bool(torch.isfinite(run).all())
-                for run in self.gradient_runs
-            )
+        return all(
+            math.isfinite(np.vdot(run, run)) if isinstance(run, np.ndarray) else bool(torch.isfinite(run).all())
+            for run in self.gradient_runs
+        )
 
 
 def join(left: Flat, right: Flat) -> None:

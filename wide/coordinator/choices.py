@@ -34,6 +34,7 @@ class Choices:
         self._live_nbytes, self._record, self._encoders = live_nbytes, record, encoders
         self._here: dict[Role, Cpu] = {"weights": Cpu(), "batch": Cpu()}  # what this machine encodes
         self._measured_at: dict[str, float] = {}
+        self.wants_sample: set[Role] = set()  # codecs should be tried on the next of these that is sent
         self._measuring: dict[Role, Future[dict[str, Speed]]] = {}
 
     def decide(self, peer: Peer, batch_nbytes: int, now: float) -> None:
@@ -47,6 +48,12 @@ class Choices:
         self._set(peer, "weights", self._live_nbytes, peer.down, self._here["weights"])
         if not peer.has_data:
             self._set(peer, "batch", batch_nbytes, peer.down, self._here["batch"])
+        if self._is_worth_trying("gradient", self._live_nbytes, peer.up) and self._is_due(f"node {peer.node}", now):
+            peer.wants_speeds = candidates("gradient", self.is_lossless)[1:]
+        here: dict[Role, int] = {"weights": self._live_nbytes, "batch": batch_nbytes}
+        for role, nbytes in here.items():
+            if self._is_worth_trying(role, nbytes, peer.down) and self._is_due(role, now):
+                self.wants_sample.add(role)
 
     def for_differences(self, peers: Iterable[Peer]) -> str:
         """All nodes hold the same weights, so differences have one codec: that of the narrowest link that wants any."""
@@ -54,27 +61,15 @@ class Choices:
         narrowest = min(wishes, key=lambda peer: peer.down.bytes_per_s if peer.down else 0.0, default=None)
         return narrowest.codecs["weights"] if narrowest is not None else RAW
 
-    def wants_speeds(self, peer: Peer, now: float) -> tuple[str, ...]:
-        """The codecs a node should try on its next update: now and then, where anything could be gained."""
-        if not self._is_open("gradient") or not peer.up or not self._is_worth_it(peer.up, self._live_nbytes):
-            return ()
-        if not self._is_due(f"node {peer.node}", now):
-            return ()
-        return candidates("gradient", self.is_lossless)[1:]
-
     def heard_speeds(self, peer: Peer, speeds: dict[str, tuple[float, float, float, float, float]]) -> None:
         for name, numbers in speeds.items():
             if LADDER.get(name) is not None and all(0 < number < 1e15 for number in numbers):
                 peer.cpu.speeds[name] = Speed(*numbers)
         peer.decided_at = 0.0
 
-    def wants_sample(self, role: Role, peer: Peer, nbytes: int, now: float) -> bool:
-        """Should codecs be tried on what is about to be sent?"""
-        is_worth_it = peer.down is not None and self._is_open(role) and self._is_worth_it(peer.down, nbytes)
-        return is_worth_it and role not in self._measuring and self._is_due(role, now)
-
     def try_on(self, role: Role, exact: Bytes, numbers: Bytes, width: int) -> None:
         """Measure beside the work: lossless codecs on one form of the data, lossy ones on the other."""
+        self.wants_sample.discard(role)
         names = candidates(role, self.is_lossless)[1:]
         lossy = tuple(name for name in names if name not in LOSSLESS)
         lossless = tuple(name for name in names if name in LOSSLESS)
@@ -105,8 +100,8 @@ class Choices:
     def _fixed(self, role: Role) -> str:
         return STRONGEST_FOR_WEIGHTS if role == "weights" and self.compress == "topk" else self.compress
 
-    def _is_worth_it(self, link: Link, nbytes: int) -> bool:
-        return nbytes / link.bytes_per_s > WORTH_TRYING_S
+    def _is_worth_trying(self, role: Role, nbytes: int, link: Link) -> bool:
+        return self._is_open(role) and nbytes / link.bytes_per_s > WORTH_TRYING_S
 
     def _is_due(self, what: str, now: float) -> bool:
         if now - self._measured_at.get(what, -MEASURE_S) < MEASURE_S:

@@ -5,7 +5,6 @@ What is raw goes with the message, in one system call; what is encoded follows i
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import numpy as np
@@ -72,9 +71,9 @@ class Delivery:
             runs=[(batch.nbytes, batch.width) for batch in packed],
             reply_codec=peer.asked_codec,
             is_refused=peer.is_refused,
-            wants_speeds=self.choices.wants_speeds(peer, time.monotonic()),
+            wants_speeds=peer.wants_speeds,
         )
-        peer.is_refused = False
+        peer.is_refused, peer.wants_speeds = False, ()
         self._send(peer, work, *payload)
         if parts:
             peer.pending.extend(parts)
@@ -89,7 +88,8 @@ class Delivery:
 
     def _weights(self, peer: Peer, version: int, payload: list[memoryview]) -> tuple[list[str], Parts, bool]:
         """Raw ones join the payload; encoded ones are returned: codecs, parts, and whether they are all of it."""
-        self._open(peer, version)
+        if version != self.versions.newest:
+            self._open(version)
         is_first, codec = peer.version < 0, peer.codecs["weights"]
         path = self.versions.since(peer.version) if codec != RAW and peer.keeps_versions else []
         peer.version = version
@@ -102,11 +102,8 @@ class Delivery:
             peer.keeps_versions = True
         return [step.codec for step in path], _all_parts(path), is_whole
 
-    def _open(self, peer: Peer, version: int) -> None:
-        if version == self.versions.newest:
-            return
-        is_due = self.choices.wants_sample("weights", peer, self.versions.live_nbytes, time.monotonic())
-        if is_due and (sample := self.versions.sample()) is not None:
+    def _open(self, version: int) -> None:
+        if "weights" in self.choices.wants_sample and (sample := self.versions.sample()) is not None:
             self.choices.try_on("weights", *sample, width=4)
         self.versions.open(version, self.choices.for_differences(self._peers()), self._in_flight)
 
@@ -116,7 +113,7 @@ class Delivery:
     def _batches(self, peer: Peer, packed: list[Packed], payload: list[memoryview], parts: Parts) -> str:
         """The batches' bytes as they are, or encoded. Returns how."""
         self.batch_nbytes = sum(batch.nbytes for batch in packed)
-        if self.choices.wants_sample("batch", peer, self.batch_nbytes, time.monotonic()):
+        if "batch" in self.choices.wants_sample:
             sample = _joined(packed[0])
             self.choices.try_on("batch", sample, sample, packed[0].width)
         codec = codec_named(name) if (name := peer.codecs["batch"]) != RAW else None

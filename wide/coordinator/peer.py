@@ -53,6 +53,7 @@ class Peer:
     decided_at: float = 0.0
     pending: deque[Future[Buffers]] = field(default_factory=deque)  # parts that are still being encoded for it
     arriving: Arriving | None = None
+    wants_speeds: tuple[str, ...] = ()  # codecs that it should try on its next update
     is_refused: bool = False  # its last update did not count, and it has not been told yet
     saved_nbytes: int = 0  # by encoding updates
     sizes: list[int] = field(default_factory=list)  # the samples in each batch of its lease

@@ -1,0 +1,234 @@
+"""Which codec a link gets, and why: pure functions of what was measured."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from wide.codec.choose import STAY, candidates, choose, seconds
+from wide.codec.encoders import Encoders
+from wide.codec.ladder import LADDER, LOSSLESS, RAW
+from wide.codec.layout import Flat, Layout
+from wide.codec.pieces import cut, decode
+from wide.codec.speeds import Cpu, measure
+from wide.coordinator.choices import Choices
+from wide.coordinator.peer import Peer
+from wide.coordinator.probe import PROBE_NBYTES, Probing
+from wide.coordinator.record import Record
+from wide.coordinator.versions import Versions
+from wide.store.rundb import RunDb
+from wide.telemetry.link import Link
+from wide.telemetry.progress import Progress
+from wide.transport.connection import Connection
+from wide.transport.memory import pair
+
+MB = 1_000_000
+SLOW, FAST = Link(20e6 / 8), Link(100e9 / 8)
+
+
+def test_a_slow_link_is_worth_a_codec_and_a_fast_one_is_not():
+    assert choose("gradient", 4 * MB, SLOW, Cpu(), lossless=True)[0] == "zstd"
+    assert choose("gradient", 4 * MB, SLOW, Cpu(), lossless=False)[0] == "int4"
+    assert choose("gradient", 4 * MB, FAST, Cpu(), lossless=True)[0] == RAW
+    assert choose("gradient", 4 * MB, FAST, Cpu(), lossless=False)[0] == RAW
+
+
+def test_the_reason_tells_times_size_and_speed():
+    _, reason = choose("weights", 4 * MB, SLOW, Cpu(), lossless=True)
+    assert "4 MB of weights at 20 Mbit/s" in reason
+    assert "would take" in reason
+
+
+@given(st.floats(1e5, 1e10), st.integers(1, 10**9), st.booleans())
+def test_small_messages_stay_raw_because_of_what_a_call_costs_not_of_a_fixed_size(bytes_per_s, nbytes, lossless):
+    link = Link(bytes_per_s)
+    chosen, _ = choose("gradient", nbytes, link, Cpu(), lossless)
+    least = min(seconds(name, nbytes, link, Cpu()) for name in candidates("gradient", lossless))
+    assert seconds(chosen, nbytes, link, Cpu()) <= 1.05 * least
+    if nbytes / bytes_per_s < 2e-6:
+        assert chosen == RAW
+
+
+def test_a_more_faithful_codec_wins_when_it_costs_hardly_more():
+    cpu = Cpu()
+    cpu.speeds["int8"] = cpu.speeds["int4"]._replace(ratio=7.4)
+    assert choose("gradient", 4 * MB, SLOW, cpu, lossless=False)[0] == "int8"
+
+
+def test_the_present_codec_is_kept_until_another_is_clearly_better():
+    cpu = Cpu()
+    wide_link = next(
+        Link(mbit * 1e6 / 8)
+        for mbit in range(100, 100_000, 10)
+        if choose("gradient", 4 * MB, Link(mbit * 1e6 / 8), cpu, lossless=True)[0] == RAW
+    )
+    assert choose("gradient", 4 * MB, wide_link, cpu, lossless=True, current="lz4")[0] == "lz4"
+    much_wider = Link(wide_link.bytes_per_s * 4)
+    assert seconds("lz4", 4 * MB, much_wider, cpu) > STAY * seconds(RAW, 4 * MB, much_wider, cpu)
+    assert choose("gradient", 4 * MB, much_wider, cpu, lossless=True, current="lz4")[0] == RAW
+
+
+def test_data_is_never_falsified_and_only_deltas_are_thinned_out():
+    assert candidates("batch", lossless=False) == LOSSLESS
+    assert "topk" not in candidates("weights", lossless=False) + candidates("gradient", lossless=False)
+    assert candidates("delta", lossless=False) == tuple(LADDER)
+
+
+def test_speeds_are_measured_on_the_data_at_hand():
+    zeros, noise = torch.zeros(100_000), torch.randn(100_000)
+    names = tuple(LADDER)
+    flat, rough = (measure(names, data.view(torch.uint8).numpy(), 4) for data in (zeros, noise))
+    assert set(flat) == set(LADDER) - {RAW}
+    assert flat["zstd"].ratio > 50 > 2 > rough["zstd"].ratio
+    assert rough["int8"].ratio == pytest.approx(3.99, abs=0.02)
+    assert all(number > 0 for speed in rough.values() for number in speed)
+    assert measure(names, torch.empty(0, dtype=torch.uint8).numpy(), 4) == {}
+
+
+def test_a_link_is_measured_by_traffic_that_the_link_held_up():
+    link = Link(bytes_per_s=10e6)
+    link.observe(nbytes=1 * MB, seconds=1.0, busy_s=0.1)
+    assert link.bytes_per_s < 10e6
+    before = link.bytes_per_s
+    link.observe(nbytes=1 * MB, seconds=1.0, busy_s=0.9)  # the encoder was slow, the link may be wider
+    assert link.bytes_per_s == before
+    link.observe(nbytes=100 * MB, seconds=1.0, busy_s=0.9)  # but it cannot be narrower than what went through
+    assert link.bytes_per_s == 100e6
+    link.observe(nbytes=100, seconds=1.0, busy_s=0.0)  # too little to tell
+    assert link.bytes_per_s == 100e6
+
+
+def test_a_probe_finds_delay_and_bandwidth_and_asks_a_slow_link_only_once():
+    said = []
+    quick = Probing()
+    while not quick.is_over:
+        quick.next(lambda message, *load: said.append(sum(map(len, load))))
+        quick.echoed(quick.sent_at + 0.001 + 2 * said[-1] / 10e6)
+    assert (said.count(0), said.count(PROBE_NBYTES)) == (4, 4)
+    assert quick.link.delay_s == pytest.approx(0.0005)
+    assert quick.link.bytes_per_s == pytest.approx(10e6)
+    slow = Probing()
+    said.clear()
+    while not slow.is_over:
+        slow.next(lambda message, *load: said.append(sum(map(len, load))))
+        slow.echoed(slow.sent_at + 0.2 + 2 * said[-1] / 1e5)
+    assert said == [0, PROBE_NBYTES]
+
+
+@pytest.fixture
+def record(tmp_path):
+    db = RunDb(tmp_path / "run.db")
+    yield Record(db, Progress())
+    db.close()
+
+
+def a_peer(link, node=1):
+    peer = Peer(Connection(pair()[0]), "here", 0.0, node=node, is_working=True, has_data=True)
+    peer.up, peer.down = Link(link.bytes_per_s), Link(link.bytes_per_s)
+    return peer
+
+
+def chosen(tmp_path):
+    import sqlite3
+
+    return sqlite3.connect(tmp_path / "run.db").execute("SELECT node, role, codec FROM choices").fetchall()
+
+
+def test_every_link_has_a_codec_of_its_own_and_changes_are_written_down(tmp_path):
+    db = RunDb(tmp_path / "run.db")
+    choices = Choices("lossless", 4 * MB, Record(db, Progress()), Encoders())
+    near, far = a_peer(FAST, 1), a_peer(SLOW, 2)
+    for now in (1.0, 1.5, 3.0):
+        choices.decide(near, 0, now)
+        choices.decide(far, 0, now)
+    assert (near.codecs["gradient"], far.codecs["gradient"]) == (RAW, "zstd")
+    assert choices.for_differences([near, far]) == far.codecs["weights"] == "zstd"
+    assert choices.for_differences([near]) == RAW
+    far.up.bytes_per_s = FAST.bytes_per_s
+    choices.decide(far, 0, 3.5)
+    assert far.codecs["gradient"] == "zstd"  # decided again once a second
+    choices.decide(far, 0, 10.0)
+    assert far.codecs["gradient"] == RAW
+    db.close()
+    assert chosen(tmp_path) == [
+        (1, "gradient", "raw"),
+        (1, "weights", "raw"),
+        (2, "gradient", "zstd"),
+        (2, "weights", "zstd"),
+        (2, "gradient", "raw"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("wish", "gradient", "weights"),
+    [("none", RAW, RAW), ("lz4", "lz4", "lz4"), ("int8", "int8", "int8"), ("topk", "topk", "int4")],
+)
+def test_a_fixed_codec_is_used_on_every_link(record, wish, gradient, weights):
+    choices = Choices(wish, 4 * MB, record, Encoders())
+    for link in (FAST, SLOW):
+        peer = a_peer(link)
+        choices.decide(peer, 0, 1.0)
+        assert (peer.codecs["gradient"], peer.codecs["weights"]) == (gradient, weights)
+        assert peer.wants_speeds == ()
+
+
+def test_nodes_are_asked_for_their_speeds_where_it_matters_and_lies_are_ignored(record):
+    choices = Choices("auto", 4 * MB, record, Encoders())
+    near, far = a_peer(FAST, 1), a_peer(SLOW, 2)
+    for peer in (near, far):
+        choices.decide(peer, 0, 1.0)
+    assert near.wants_speeds == ()
+    assert set(far.wants_speeds) == set(candidates("gradient", lossless=False)) - {RAW}
+    before = far.cpu.speeds["zstd"]
+    choices.heard_speeds(
+        far, {"zstd": (0.0, 1.0, 1.0, 1.0, 1.0), "int4": (8.0, 1e9, 1e9, 1e-5, 1e-5), "odd": (1.0,) * 5}
+    )
+    assert far.cpu.speeds["zstd"] == before
+    assert far.cpu.speeds["int4"].ratio == 8.0
+    assert "odd" not in far.cpu.speeds
+
+
+@pytest.mark.parametrize("codec", ["lz4", "zstd", "bf16", "int8", "int4"])
+def test_versions_lead_from_any_recent_one_to_the_newest(codec):
+    torch.manual_seed(0)
+    layout = Layout(nn.Sequential(nn.Linear(300, 300), nn.BatchNorm1d(300)))
+    weights, encoders = Flat(layout, only_live=False), Encoders()
+    versions = Versions(weights, layout, encoders)
+    live = cut(layout, only_live=True)
+    nodes: dict[int, torch.Tensor] = {}
+    for version in range(5):
+        for view in weights.trainable:
+            view.add_(torch.randn(view.shape) * 0.01)
+        versions.open(version, codec, in_flight=set)
+        nodes[version] = torch.frombuffer(bytearray(versions.raw(only_live=False)), dtype=torch.uint8)
+    assert versions.since(3)
+    assert bool(versions.since(0)) == (codec in ("int8", "int4"))  # else the way is longer than all of it
+    for start, node in nodes.items():
+        if start < 4 and not versions.since(start):
+            continue
+        for step in versions.since(start):
+            for piece, part in zip(live, step.parts, strict=True):
+                decode(piece, step.codec, memoryview(b"".join(part.result())), node, is_difference=True)
+        assert node.equal(nodes[4]), f"from version {start}"
+    if codec in LOSSLESS:
+        assert nodes[4].equal(weights.raw)
+    versions.open(5, RAW, in_flight=set)
+    assert versions.since(4) == []  # nobody wanted a difference: all of it, exactly
+    assert bytes(versions.raw(only_live=False)) == weights.raw.numpy().tobytes()
+    encoders.close()
+
+
+def test_a_version_that_is_being_sent_does_not_change():
+    layout = Layout(nn.Linear(3, 3))
+    weights = Flat(layout, only_live=False)
+    versions = Versions(weights, layout, Encoders())
+    versions.open(0, RAW, in_flight=set)
+    sending = versions.raw(only_live=False)
+    before = bytes(sending)
+    weights.raw.add_(1)
+    versions.open(1, RAW, in_flight=lambda: {0})
+    assert bytes(sending) == before
+    assert bytes(versions.raw(only_live=False)) != before
