@@ -65,4 +65,27 @@ def _logging(axes: Axes, result: dict[str, Any]) -> None:
     axes.set(ylabel="batches/s ÷ silent's", title="What a log costs: 4 nodes, a message per batch")
 
 
+def _codecs(axes: Axes, result: dict[str, Any]) -> None:
+    mbits, times = result["mbits"], result["seconds"]["gradient"]
+    for name in [name for name in times[0] if name != "chosen"]:
+        axes.plot(mbits, [1000 * row[name] for row in times], label=name, linewidth=1.2)
+    chosen = [1000 * row["chosen"] for row in times]
+    axes.plot(mbits, chosen, "o", color="black", markerfacecolor="none", markersize=9, label="chosen")
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.xaxis.set_major_formatter(lambda x, _: f"{x / 1000:g} Gbit/s" if x >= 1000 else f"{x:g} Mbit/s")
+    axes.yaxis.set_major_formatter("{x:,g}")
+    axes.set(xlabel="link", ylabel="ms", title="A gradient of 4.5 MB: encoded, sent, decoded")
+    axes.legend(frameon=False)
+
+
+def _slowlink(axes: Axes, result: dict[str, Any]) -> None:
+    rates = result["steps_per_s"]
+    bars = axes.bar(list(rates), list(rates.values()), color=[OTHER, OURS, OURS], width=0.6)
+    axes.bar_label(bars, fmt="%.2f", padding=3)
+    axes.margins(y=0.12)
+    axes.set(ylabel="steps/s", xlabel="--compress", title=f"1.13 M parameters over {result['mbit']:g} Mbit/s")
+
+
 DRAWINGS: dict[str, Callable[[Axes, dict[str, Any]], None]] = {"wire": _wire, "sockets": _sockets, "logging": _logging}
+DRAWINGS |= {"codecs": _codecs, "slowlink": _slowlink}

@@ -83,6 +83,7 @@ class Target:
             self.reasons["version mismatch"] += 1
         finally:
             self.intake.forget(peer)
+            peer.connection.close()
 
     def hear(self, peer, message):
         if isinstance(message, say.Update):
@@ -109,7 +110,7 @@ def good_conversations(layout):
     pieces = cut(layout, only_live=True)
     for codec in LADDER:
         update = say.Update(
-            1, [0.5], b"\x0f", 1.0, 0.1, 0.2, 10**9, codec=codec, speeds={"zstd": (1.2, 1e9, 1e9, 1e-5)}
+            1, [0.5], b"\x0f", 1.0, 0.1, 0.2, 10**9, codec=codec, speeds={"zstd": (1.2, 1e9, 1e9, 1e-5, 1e-5)}
         )
         if codec == RAW:
             yield codec, [frames.encode(update, len(flat.bytes)), bytes(flat.bytes)]

@@ -91,4 +91,6 @@ class Connection:
         return bool(self._inbox) or self.stream.has_input()
 
     def close(self) -> None:
+        """The sink often knows whoever knows this connection: let go of it, or both wait for the garbage collector."""
+        self.reader.sink = no_payload
         self.stream.close()
