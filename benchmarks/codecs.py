@@ -183,8 +183,8 @@ def judge(sample: Sample, size: int, lossless: bool) -> list[tuple[float, str, d
     names = candidates(sample.role, lossless)
     nbytes = min(len(sample.exact), size)
     took = {name: timed(name, sample, size) for name in names if name != RAW}
-    exact, lossy = (tuple(n for n in names if (n in LOSSLESS) == wanted and n != RAW) for wanted in (True, False))
-    measured = measure(exact, sample.exact[:nbytes], sample.width) | measure(lossy, sample.numbers[:nbytes], 4)
+    numbers = sample.numbers.view(np.float32)[: nbytes // sample.width]
+    measured = measure(names[1:], sample.exact[:nbytes], sample.width, numbers)
     found = []
     for mbit in MBITS:
         link = Link(mbit * 1e6 / 8, delay_s=1e-4)

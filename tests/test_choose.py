@@ -80,12 +80,15 @@ def test_data_is_never_falsified_and_only_deltas_are_thinned_out():
 def test_speeds_are_measured_on_the_data_at_hand():
     zeros, noise = torch.zeros(100_000), torch.randn(100_000)
     names = tuple(LADDER)
-    flat, rough = (measure(names, data.view(torch.uint8).numpy(), 4) for data in (zeros, noise))
+    flat, rough = (measure(names, data.view(torch.uint8).numpy(), 4, data.numpy()) for data in (zeros, noise))
     assert set(flat) == set(LADDER) - {RAW}
     assert flat["zstd"].ratio > 50 > 2 > rough["zstd"].ratio
     assert rough["int8"].ratio == pytest.approx(3.99, abs=0.02)
     assert all(number > 0 for speed in rough.values() for number in speed)
-    assert measure(names, torch.empty(0, dtype=torch.uint8).numpy(), 4) == {}
+    half = measure(names, noise.bfloat16().view(torch.uint8).numpy(), 2, noise.numpy())
+    assert half["bf16"].ratio == pytest.approx(1.0)
+    assert half["int8"].ratio == pytest.approx(2.0, abs=0.02)
+    assert measure(names, torch.empty(0, dtype=torch.uint8).numpy(), 4, torch.empty(0).numpy()) == {}
 
 
 def test_a_link_is_measured_by_traffic_that_the_link_held_up():
@@ -206,6 +209,7 @@ def test_versions_lead_from_any_recent_one_to_the_newest(codec):
         nodes[version] = torch.frombuffer(bytearray(versions.raw(only_live=False)), dtype=torch.uint8)
     assert versions.since(3)
     assert bool(versions.since(0)) == (codec in ("int8", "int4"))  # else the way is longer than all of it
+    assert len(versions._steps) <= 5
     for start, node in nodes.items():
         if start < 4 and not versions.since(start):
             continue

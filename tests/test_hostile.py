@@ -272,3 +272,51 @@ def test_the_atheris_target_runs():
     command = [sys.executable, "-m", "tests.fuzz", "--atheris", "-runs=2000", "-seed=1"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_numbers_that_no_machine_has_are_refused(pool):
+    with harmless(pool):
+        for field, value, reason in (
+            ("rss_bytes", 2**63, "bad header"),
+            ("rss_bytes", -1, "bad header"),
+            ("received_s", float("nan"), "bad numbers"),
+            ("compute_s", float("inf"), "bad numbers"),
+        ):
+            member, work = pool.worker()
+            before = rejects(pool.folder).count(reason)
+            fields = dict(lease=work.lease, losses=[1.0] * len(work.sizes), touched=b"", compute_s=0.0, codec_s=0.0)
+            update = say.Update(**(fields | dict(network_s=0.0, rss_bytes=0) | {field: value}))
+            member.send(update, memoryview(bytes(work.weights_nbytes)))
+            assert pool.counted(reason, before), field
+            member.close()
+
+
+def test_a_debt_where_none_can_be_is_refused_and_changes_no_bit(pool):
+    member, work = pool.worker()
+    member.send(say.Leaving("bye"), memoryview(struct.pack("<f", 1.0) * (work.weights_nbytes // 4)))
+    assert pool.counted("wrong payload")
+
+
+def test_a_peer_that_answers_without_reading_is_dropped(tmp_path):
+    body = SLOW_LOSS + "\nclass Big(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+    body += "        self.big = nn.Linear(6, 3)\n        self.more = nn.Parameter(torch.zeros(4_000_000))\n"
+    body += "    def forward(self, x):\n        return self.big(x) + self.more[0]\n"
+    job = a_job(tmp_path, "steps=400, loss=loss, model=Big", body, name="big.py")
+    with started("serve", job, "--port", 0, "--out", "here", cwd=tmp_path) as process:
+        pool = Pool(process, address_of(process, tmp_path), job, tmp_path)
+        deaf = pool.member()
+        deaf.send(say.Ready(Layout(load(str(job)).model()).describe(), 83))
+        assert until(lambda: query(tmp_path, "SELECT * FROM choices"))  # it has been sent 16 MB of weights
+        update = say.Update(1, [1.0], b"\xff", 0.0, 0.0, 0.0, 0)
+        deaf.stream.send([evil.encode(update, 16_000_128)])
+        assert pool.counted("out of order")
+        process.terminate()
+
+
+def test_two_goodbyes_in_one_breath_are_one(tmp_path):
+    with serving(tmp_path, "--compress", "int8") as pool, harmless(pool):
+        member, work = pool.worker()
+        nbytes = Layout(load(str(pool.job)).model()).live_nbytes
+        goodbye = evil.encode(say.Leaving("bye"), nbytes) + bytes(nbytes)
+        member.stream.send([goodbye + goodbye])
+        assert until(lambda: ("bye",) in query(pool.folder, "SELECT why FROM nodes"))

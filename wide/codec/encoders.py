@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
 
 from wide.codec.lossless import Buffers
 from wide.codec.pieces import Piece
@@ -17,6 +18,7 @@ THREADS = min(4, os.cpu_count() or 1)
 THREADED = {"zstd"}
 AT_ONCE = 32  # pieces, 8 MB: some milliseconds of any other codec
 
+T = TypeVar("T")
 Encode = Callable[[Piece], Buffers]
 
 
@@ -24,23 +26,27 @@ class Encoders:
     """A pool of threads that starts none before it needs one."""
 
     def __init__(self) -> None:
-        self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="encoder")
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="encoder")
 
     def in_order(self, name: str, encode: Encode, pieces: list[Piece]) -> Iterator[Buffers]:
         """The pieces' encodings, each when it is asked for; those of the next pieces may be in the making."""
         if name not in THREADED or len(pieces) == 1:
             yield from map(encode, pieces)
         else:
-            yield from self.threads.map(encode, pieces)
+            yield from self._threads.map(encode, pieces)
 
     def begin(self, name: str, encode: Encode, pieces: list[Piece]) -> list[Future[Buffers]]:
         """The same for a loop that must not wait: all of them, now or later."""
         if name in THREADED or len(pieces) > AT_ONCE:
-            return [self.threads.submit(encode, piece) for piece in pieces]
+            return [self._threads.submit(encode, piece) for piece in pieces]
         return [_done(encode(piece)) for piece in pieces]
 
+    def submit(self, task: Callable[..., T], *arguments: object) -> Future[T]:
+        """Anything else that should not hold up a loop."""
+        return self._threads.submit(task, *arguments)
+
     def close(self) -> None:
-        self.threads.shutdown(cancel_futures=True)
+        self._threads.shutdown(cancel_futures=True)
 
 
 def _done(data: Buffers) -> Future[Buffers]:

@@ -2,8 +2,9 @@
 
     p = g + e      c = C(p)      e = p − D(c)        so that  Σ D(c) + e = Σ g
 
-One per node, in fp32. An update is a sum over samples, each weighted by 1/N of its step, so e is in units of the merged
-gradient and counts the same whatever the next lease's size. It survives a change of codec.
+One per node, in fp32 (of fp64 gradients the last bits are lost, once). An update is a sum over samples, weighted by
+1/N of its step, so e is in units of the merged gradient and counts the same whatever the next lease's size. It survives
+a change of codec.
 """
 
 from __future__ import annotations

@@ -60,9 +60,6 @@ class Planes:
             row = packed if nbytes == plane_nbytes else self._expanded(packed, plane_nbytes)
             put(np.frombuffer(row, np.uint8), i, width, raw)
 
-    def most_nbytes(self, raw_nbytes: int, width: int) -> int:
-        return raw_nbytes + 4 * width
-
     def _shorter(self, row: Bytes) -> bytes | memoryview:
         if len(row) > 4 * SAMPLE_NBYTES:
             quarter = len(row) // 4

@@ -20,6 +20,7 @@ from wide.errors import ProtocolError
 
 MAY_LOSE = {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128}
 PIECE_NBYTES = 256 * 1024  # a millisecond's work for most codecs; docs/findings.md
+MOST_PART_NBYTES = PIECE_NBYTES + 128  # however a piece is encoded, it needs no more room
 
 
 class Piece(NamedTuple):
@@ -54,12 +55,6 @@ def codec_for(piece: Piece, name: str) -> Planes | Lossy:
     """The codec that was asked for, or, where nothing may be lost, a lossless one."""
     codec = codec_named(name)
     return codec if piece.may_lose or isinstance(codec, Planes) else ZSTD
-
-
-def most_nbytes(name: str) -> int:
-    """No piece is longer than this when it is encoded, so a receiver needs no more room."""
-    codec_named(name)
-    return PIECE_NBYTES + 64
 
 
 def encode(piece: Piece, name: str, raw: torch.Tensor, base: torch.Tensor | None = None) -> Buffers:

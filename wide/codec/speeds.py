@@ -11,6 +11,7 @@ import numpy as np
 from wide.codec.encoders import THREADS
 from wide.codec.ladder import LADDER
 from wide.codec.lossless import Planes
+from wide.codec.lossy import Floats
 from wide.codec.planes import Bytes
 
 SAMPLE_NBYTES = 64 * 1024  # at each of
@@ -48,16 +49,18 @@ class Cpu:
     threads: int = THREADS
 
 
-def measure(names: tuple[str, ...], raw: Bytes, width: int) -> dict[str, Speed]:
-    """Try the codecs on real data (numbers of `width` bytes): a few milliseconds each."""
-    most = len(raw) // width * width
-    if most > SAMPLES * SAMPLE_NBYTES:
-        starts = [i * (most - SAMPLE_NBYTES) // (SAMPLES - 1) // width * width for i in range(SAMPLES)]
-        sample = np.concatenate([raw[start : start + SAMPLE_NBYTES] for start in starts])
-    else:
-        sample = raw[:most]
+def measure(names: tuple[str, ...], exact: Bytes, width: int, numbers: Floats) -> dict[str, Speed]:
+    """Try the codecs on real data, a few milliseconds each: lossless ones on its bytes, `width` to a number, lossy ones
+    on the same numbers as fp32.
+    """
+    count = len(exact) // width
+    least = min(SAMPLE_NBYTES // width, count)
+    starts = [i * (count - least) // (SAMPLES - 1) for i in range(SAMPLES)] if count > SAMPLES * least else [0]
+    ends = [start + (least if len(starts) > 1 else count) for start in starts]
+    sample = np.concatenate([exact[a * width : b * width] for a, b in zip(starts, ends, strict=True)])
+    floats = np.concatenate([numbers[a:b] for a, b in zip(starts, ends, strict=True)])
     tries = [
-        (name, _time(name, sample[: 16 * width], width), _time(name, sample, width))
+        (name, _time(name, sample[: 16 * width], width, floats[:16]), _time(name, sample, width, floats))
         for _ in range(ROUNDS)
         for name in names
         if LADDER[name] is not None and len(sample)
@@ -80,7 +83,7 @@ def _speed(sample: Bytes, tries: list[list[tuple[float, float, int]]]) -> Speed:
     )
 
 
-def _time(name: str, sample: Bytes, width: int) -> tuple[float, float, int]:
+def _time(name: str, sample: Bytes, width: int, floats: Floats) -> tuple[float, float, int]:
     """Seconds to encode and to decode, the best of a few; and the encoded length."""
     codec = LADDER[name]
     assert codec is not None
@@ -93,9 +96,8 @@ def _time(name: str, sample: Bytes, width: int) -> tuple[float, float, int]:
             encoded = time.perf_counter()
             codec.decode(data, np.empty_like(sample), width)
         else:
-            values = sample.view(np.float32) if width == 4 else sample[: len(sample) // 4 * 4].view(np.float32)
-            data = memoryview(b"".join(codec.encode(values)))
+            data = memoryview(b"".join(codec.encode(floats)))
             encoded = time.perf_counter()
-            codec.decode(data, np.empty_like(values))
+            codec.decode(data, np.empty_like(floats))
         best = [min(best[0], encoded - started), min(best[1], time.perf_counter() - encoded)]
     return best[0], best[1], len(data)

@@ -13,6 +13,7 @@ import torch
 from wide.errors import ProtocolError, TrainingFailed
 
 ALIGN_NBYTES = 64
+MOST = 2**40  # in any direction
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # what torch can copy, whatever it stands for
 
 
@@ -61,7 +62,7 @@ def rebuild(described: Described, raw: torch.Tensor) -> torch.Tensor:
 
 
 def _fits(shape: list[int], stride: list[int], nbytes: int, itemsize: int) -> bool:
-    if len(shape) != len(stride) or min(shape, default=0) < 0 or min(stride, default=0) < 0:
+    if len(shape) != len(stride) or not all(0 <= n <= MOST for n in (*shape, *stride)):
         return False
     count = math.prod(shape)
     reach = 1 + sum((n - 1) * step for n, step in zip(shape, stride, strict=True)) if count else 0

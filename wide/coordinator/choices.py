@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from wide.codec.choose import Role, candidates, choose, seconds
 from wide.codec.encoders import Encoders
 from wide.codec.ladder import LADDER, LOSSLESS, RAW
+from wide.codec.lossy import Floats
 from wide.codec.planes import Bytes
 from wide.codec.speeds import Cpu, Speed, measure
 from wide.coordinator.peer import Peer
@@ -67,15 +68,11 @@ class Choices:
                 peer.cpu.speeds[name] = Speed(*numbers)
         peer.decided_at = 0.0
 
-    def try_on(self, role: Role, exact: Bytes, numbers: Bytes, width: int) -> None:
-        """Measure beside the work: lossless codecs on one form of the data, lossy ones on the other."""
+    def try_on(self, role: Role, exact: Bytes, width: int, numbers: Floats) -> None:
+        """Measure beside the work: lossless codecs on the data's bytes, lossy ones on its numbers."""
         self.wants_sample.discard(role)
         names = candidates(role, self.is_lossless)[1:]
-        lossy = tuple(name for name in names if name not in LOSSLESS)
-        lossless = tuple(name for name in names if name in LOSSLESS)
-        self._measuring[role] = self._encoders.threads.submit(
-            lambda: measure(lossless, exact, width) | measure(lossy, numbers, width)
-        )
+        self._measuring[role] = self._encoders.submit(measure, names, exact, width, numbers)
 
     def busy_s(self, role: Role, peer: Peer, name: str, nbytes: int) -> float:
         """How long encoding has probably kept the sender: the time that a payload would take on an endless link."""
@@ -85,7 +82,7 @@ class Choices:
     def _set(self, peer: Peer, role: Role, nbytes: int, link: Link, cpu: Cpu) -> None:
         current = peer.codecs[role]
         if self._is_open(role):
-            codec, why = choose(role, nbytes, link, cpu, self.is_lossless, current if peer.reasons else None)
+            codec, why = choose(role, nbytes, link, cpu, self.is_lossless, current if role in peer.reasons else None)
         else:
             codec, why = self._fixed(role), f"--compress {self._wish}"
         if codec != current or role not in peer.reasons:

@@ -104,7 +104,7 @@ class Delivery:
 
     def _open(self, version: int) -> None:
         if "weights" in self.choices.wants_sample and (sample := self.versions.sample()) is not None:
-            self.choices.try_on("weights", *sample, width=4)
+            self.choices.try_on("weights", *sample)
         self.versions.open(version, self.choices.for_differences(self._peers()), self._in_flight)
 
     def _in_flight(self) -> set[int]:
@@ -115,7 +115,7 @@ class Delivery:
         self.batch_nbytes = sum(batch.nbytes for batch in packed)
         if "batch" in self.choices.wants_sample:
             sample = _joined(packed[0])
-            self.choices.try_on("batch", sample, sample, packed[0].width)
+            self.choices.try_on("batch", sample, packed[0].width, np.empty(0, np.float32))
         codec = codec_named(name) if (name := peer.codecs["batch"]) != RAW else None
         if not isinstance(codec, Planes):
             payload += [buffer for batch in packed for buffer in batch.buffers]
@@ -123,9 +123,7 @@ class Delivery:
         for batch in packed:
             raw = _joined(batch)
             for start in range(0, len(raw), PIECE_NBYTES):
-                parts.append(
-                    self._encoders.threads.submit(codec.encode, raw[start : start + PIECE_NBYTES], batch.width)
-                )
+                parts.append(self._encoders.submit(codec.encode, raw[start : start + PIECE_NBYTES], batch.width))
         return codec.name
 
 
@@ -134,4 +132,4 @@ def _all_parts(path: list[Encoded]) -> Parts:
 
 
 def _joined(batch: Packed) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-    return np.concatenate([np.frombuffer(buffer, np.uint8) for buffer in batch.buffers])
+    return np.frombuffer(b"".join(batch.buffers), np.uint8)

@@ -5,12 +5,13 @@ Knows peers and tensors; decides nothing about leases. What a peer may not send 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
 from wide.codec.ladder import RAW
 from wide.codec.layout import Flat
-from wide.codec.pieces import cut, decode, most_nbytes
+from wide.codec.pieces import MOST_PART_NBYTES, cut, decode
 from wide.coordinator.choices import Choices
 from wide.coordinator.master import Master
 from wide.coordinator.peer import Arriving, Peer
@@ -37,7 +38,7 @@ class Intake:
             return self._place_for_part(peer, nbytes)
         if isinstance(message, say.Probe) and peer.probing is not None and nbytes == PROBE_NBYTES:
             return (self._probe,)
-        if isinstance(message, say.Leaving) and peer.is_working and nbytes == self._live_nbytes:
+        if isinstance(message, say.Leaving) and self._may_owe(peer) and nbytes == self._live_nbytes:
             return self._flat(peer)
         if nbytes:
             raise ProtocolError("wrong payload", f"{type(message).__name__} with {nbytes} bytes of payload")
@@ -72,16 +73,27 @@ class Intake:
             raise ProtocolError("out of order", "a part of nothing")
         decode(self._pieces[arriving.parts], arriving.update.codec, memoryview(data), arriving.flat.raw)
         arriving.parts += 1
+        arriving.nbytes += len(data)
         if arriving.parts < len(self._pieces):
             return None
         flat, arriving.flat = arriving.flat, None
         self._arrived(peer, arriving.update)
         return arriving.update, flat
 
-    def debt(self, peer: Peer) -> Flat | None:
-        """What a leaving node's codec still owed, if it handed that in."""
+    def debt(self, peer: Peer) -> None:
+        """What a leaving node's codec still owed, if it handed that in, goes to the master. Not if its last update did
+        not count and it has not heard of that: then it owes something else.
+        """
         flat = peer.incoming.popleft() if peer.incoming else None
-        return flat if isinstance(flat, Flat) else None
+        if not isinstance(flat, Flat):
+            return
+        if peer.is_refused or not flat.is_finite():
+            self.master.release(flat)
+        else:
+            self.master.settle(flat)
+
+    def _may_owe(self, peer: Peer) -> bool:
+        return peer.is_working and not self.choices.is_lossless
 
     def forget(self, peer: Peer) -> None:
         """The peer is gone: what had come of its update is of no use."""
@@ -90,10 +102,16 @@ class Intake:
         for payload in peer.incoming:
             if isinstance(payload, Flat):
                 self.master.release(payload)
+        peer.incoming.clear()
+        peer.arriving = None
 
     def _place_for_update(self, peer: Peer, update: say.Update, nbytes: int) -> Destinations:
         if not peer.is_working or peer.arriving is not None:
             raise ProtocolError("out of order", "an update that nobody waits for")
+        if peer.pending or peer.connection.has_unsent:
+            raise ProtocolError("out of order", "an update for work that was not read")
+        if not all(map(math.isfinite, (update.compute_s, update.codec_s, update.network_s, update.received_s))):
+            raise ProtocolError("bad numbers", "an update whose times are not finite")
         if update.codec != peer.asked_codec:
             raise ProtocolError("unknown codec", f"an update in {update.codec!r}, asked for was {peer.asked_codec}")
         if nbytes != (self._live_nbytes if update.codec == RAW else 0):
@@ -105,7 +123,7 @@ class Intake:
         arriving = peer.arriving
         if arriving is None or arriving.update.codec == RAW or arriving.announced == len(self._pieces):
             raise ProtocolError("out of order", "a part of nothing")
-        if nbytes > most_nbytes(arriving.update.codec):
+        if nbytes > MOST_PART_NBYTES:
             raise ProtocolError("payload too long", f"a part of {nbytes} bytes")
         arriving.announced += 1
         data = bytearray(nbytes)
@@ -122,9 +140,9 @@ class Intake:
         assert arriving is not None
         assert peer.up is not None
         assert peer.down is not None
-        nbytes = peer.connection.bytes_received - arriving.nbytes_before
         if update.codec != RAW:
-            peer.saved_nbytes += self._live_nbytes - nbytes
+            peer.saved_nbytes += self._live_nbytes - arriving.nbytes
+        nbytes = peer.connection.bytes_received - arriving.nbytes_before
         if nbytes:  # it did not come in one read
             busy_s = self.choices.busy_s("gradient", peer, update.codec, self._live_nbytes)
             peer.up.observe(nbytes, time.monotonic() - arriving.since, busy_s)

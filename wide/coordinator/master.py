@@ -32,7 +32,7 @@ class Master:
             self.scheduler = job.scheduler(self.optimizer) if job.scheduler else None
         self._sum: TreeSum[Flat] = TreeSum(Block(0, 1), self._join)
         self._spare: list[Flat] = []
-        self._settled: list[Flat] = []
+        self._settled: Flat | None = None
 
     def take_buffer(self) -> Flat:
         """Room for one update; `add` takes it over, `release` gives it back unused."""
@@ -49,15 +49,15 @@ class Master:
 
     def settle(self, debt: Flat) -> None:
         """What a codec had left out of earlier updates, from a node that is leaving: part of the next version."""
-        if debt.is_finite():
-            debt.touched = sum(1 << i for i, owed in enumerate(debt.trainable) if owed.any())
-            self._settled.append(debt)
+        debt.touched = sum(1 << i for i, owed in enumerate(debt.trainable) if owed.any())
+        self._settled = debt if self._settled is None else self._join(self._settled, debt)
 
     def update(self, step: int) -> None:
         """All batches of this step are in: one step of the job's optimizer."""
         total = self._sum.take()
-        while self._settled:
-            self._join(total, self._settled.pop())
+        if self._settled is not None:
+            self._join(total, self._settled)
+            self._settled = None
         for i, (parameter, gradient) in enumerate(zip(self._parameters, total.trainable, strict=True)):
             parameter.grad = gradient if total.touched >> i & 1 else None
         with generators, users_code("the optimizer's step failed"):

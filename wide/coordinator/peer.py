@@ -26,6 +26,7 @@ class Arriving:
     nbytes_before: int
     announced: int = 0
     parts: int = 0
+    nbytes: int = 0  # of those parts
     flat: Flat | None = None
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from wide.codec.encoders import Encoders
 from wide.codec.layout import Flat
+from wide.codec.pieces import MOST_PART_NBYTES
 from wide.coordinator import events
 from wide.coordinator.bell import Bell
 from wide.coordinator.choices import Choices
@@ -25,7 +26,7 @@ from wide.coordinator.intake import Intake
 from wide.coordinator.master import Master
 from wide.coordinator.patience import exhausted
 from wide.coordinator.peer import Peer
-from wide.coordinator.probe import PROBE_NBYTES, Probing
+from wide.coordinator.probe import Probing
 from wide.coordinator.record import Record
 from wide.coordinator.state import Pool
 from wide.coordinator.versions import Versions
@@ -184,6 +185,8 @@ class Server:
                 self._watch_writing(peer)
             if mask & selectors.EVENT_READ:
                 for message in peer.connection.receive():
+                    if peer.connection.stream.fileno() < 0:
+                        break  # forgotten over the message before
                     hear = self._hear.get(type(message))
                     if hear is None or not (peer.node or isinstance(message, say.Hello)):
                         raise ProtocolError("out of order", f"{type(message).__name__} is not for now")
@@ -265,7 +268,7 @@ class Server:
         self._strangers.discard(peer)
         self._peers[peer.node] = peer
         sink = functools.partial(self.intake.place_for, peer)
-        peer.connection.reader.allow(sink, HEADER_LIMIT, max(self.master.layout.live_nbytes, PROBE_NBYTES))
+        peer.connection.reader.allow(sink, HEADER_LIMIT, max(self.master.layout.live_nbytes, MOST_PART_NBYTES))
         if not peer.is_evaluator:
             if hello.build != self.door.build:
                 log.warning(
@@ -330,8 +333,7 @@ class Server:
         self._decide(events.WorkFailed(peer.node, failed.lease, failed.batch, failed.problem, failed.details))
 
     def _heard_leaving(self, peer: Peer, leaving: say.Leaving) -> None:
-        if (debt := self.intake.debt(peer)) is not None:
-            self.master.settle(debt)
+        self.intake.debt(peer)
         self._forget(peer, printable(leaving.why))
 
     def _heard_evaluated(self, peer: Peer, evaluated: say.Evaluated) -> None:

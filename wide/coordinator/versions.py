@@ -17,12 +17,12 @@ from wide.codec.encoders import Encoders
 from wide.codec.ladder import LOSSLESS, RAW
 from wide.codec.layout import Flat, Layout
 from wide.codec.lossless import Buffers
-from wide.codec.pieces import cut, encode
+from wide.codec.lossy import Floats
+from wide.codec.pieces import cut, encode, floats
 from wide.codec.planes import Bytes, difference
 from wide.codec.shadow import publish
 
 Parts = list[Future[Buffers]]
-MOST_STEPS_BEHIND = 64
 SAMPLE_NBYTES = 16 * 1024  # at each of
 SAMPLES = 4  # places
 
@@ -50,6 +50,7 @@ class Versions:
         self._live, self._all = cut(layout, only_live=True), cut(layout, only_live=False)
         self._copies: dict[int, torch.Tensor] = {}
         self._view = memoryview(b"")  # of the newest
+        self._reading: dict[int, Parts] = {}  # what is still being encoded from which copy
         self._steps: dict[int, Encoded] = {}  # by the version they lead to, without gaps
         self._whole: dict[tuple[str, bool], Encoded] = {}  # the newest version, by codec and by how much of it
 
@@ -58,21 +59,19 @@ class Versions:
 
         `in_flight` names the versions that are still being sent as they are.
         """
-        if version == self.newest:
-            return
-        pending = [*self._whole.values(), *([self._steps[self.newest]] if self.newest in self._steps else [])]
-        if pending:
-            wait([part for encoded in pending for part in encoded.parts])  # they read from the copy
+        if self.newest in self._steps:
+            wait(self._steps[self.newest].parts)  # it is what this one is compared with
         is_next = version == self.newest + 1 and codec != RAW
         old = self._copies.get(self.newest) if is_next else None
-        new = self._copy(version, in_flight() | ({self.newest} if is_next else set()))
+        self._reading = {v: parts for v, parts in self._reading.items() if not all(part.done() for part in parts)}
+        new = self._copy(version, in_flight() | self._reading.keys() | ({self.newest} if is_next else set()))
         self._whole.clear()
         if old is None:
             self._steps.clear()
         else:
             parts = self._encoders.begin(codec, lambda piece: publish(piece, codec, new, old), self._live)
             self._steps[version] = Encoded(codec, parts)
-            self._steps.pop(version - MOST_STEPS_BEHIND, None)
+            self._forget_detours()
         self.newest, self._view = version, new.numpy().data
 
     def raw(self, only_live: bool) -> memoryview:
@@ -84,8 +83,7 @@ class Versions:
     def since(self, version: int) -> list[Encoded]:
         """What leads from `version` to the newest; nothing, if it does not, or is longer than all of it."""
         path = [self._steps[v] for v in range(version + 1, self.newest + 1) if v in self._steps]
-        is_short = sum(step.nbytes for step in path[:-1]) < self.live_nbytes
-        return path if 0 < len(path) == self.newest - version and is_short else []
+        return path if 0 < len(path) == self.newest - version else []
 
     def whole(self, codec: str, only_live: bool) -> Encoded:
         """The newest version, encoded without anything to compare it with."""
@@ -94,11 +92,14 @@ class Versions:
             copy, pieces = self._copies[self.newest], self._live if only_live else self._all
             parts = self._encoders.begin(codec, lambda piece: encode(piece, codec, copy), pieces)
             self._whole[codec, only_live] = Encoded(codec, parts)
+            self._reading.setdefault(self.newest, []).extend(parts)
         return self._whole[codec, only_live]
 
-    def sample(self) -> tuple[Bytes, Bytes] | None:
-        """What changed since the newest version was opened, for trying codecs: as bit patterns, and as fp32 numbers."""
-        pieces = [piece for piece in self._live if piece.may_lose and piece.dtype == torch.float32]
+    def sample(self) -> tuple[Bytes, int, Floats] | None:
+        """What changed since the newest version was opened, for trying codecs: the difference of the bit patterns, the
+        bytes in a number, and the change as fp32.
+        """
+        pieces = [piece for piece in self._live if piece.may_lose and piece.dtype == self._live[0].dtype]
         if self.newest not in self._copies or not pieces:
             return None
         places = [
@@ -106,8 +107,18 @@ class Versions:
             for piece in pieces[:: -(-len(pieces) // SAMPLES)]
         ]
         new, old = (torch.cat([raw[here] for here in places]) for raw in (self._weights.raw, self._copies[self.newest]))
-        change = (new.view(torch.float32) - old.view(torch.float32)).view(torch.uint8).numpy()
-        return difference(new.numpy(), old.numpy(), 4), change
+        change = new.view(pieces[0].dtype) - old.view(pieces[0].dtype)
+        return difference(new.numpy(), old.numpy(), pieces[0].width), pieces[0].width, floats(change)
+
+    def _forget_detours(self) -> None:
+        """A way that is longer than all of a version is never taken."""
+        nbytes = 0
+        for version in sorted(self._steps, reverse=True)[1:]:
+            nbytes += self._steps[version].nbytes
+            if nbytes >= self.live_nbytes:
+                for useless in [v for v in self._steps if v <= version]:
+                    del self._steps[useless]
+                return
 
     def _copy(self, version: int, in_use: set[int]) -> torch.Tensor:
         """Memory of a copy that nobody sends from, or compares with, is used again."""

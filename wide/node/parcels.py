@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 
 import torch
 
@@ -15,7 +16,7 @@ from wide.codec.feedback import Feedback
 from wide.codec.ladder import LOSSLESS, RAW, codec_named
 from wide.codec.layout import Flat
 from wide.codec.lossless import Planes
-from wide.codec.pieces import PIECE_NBYTES, cut, decode, encode
+from wide.codec.pieces import PIECE_NBYTES, cut, decode, encode, floats
 from wide.codec.speeds import measure
 from wide.errors import ProtocolError, WideError
 from wide.node.trainer import Trainer
@@ -34,8 +35,8 @@ class Interruption(WideError):
 class Parcels:
     """The node's end of what is not sent raw. `codec_s` is the time that was spent on it, or waiting for it."""
 
-    def __init__(self, connection: Connection, trainer: Trainer) -> None:
-        self._connection, self._trainer = connection, trainer
+    def __init__(self, connection: Connection, trainer: Trainer, wait: Callable[[], say.Message]) -> None:
+        self._connection, self._trainer, self._wait = connection, trainer, wait
         self._live, self._all = cut(trainer.layout, only_live=True), cut(trainer.layout, only_live=False)
         self._arrived: deque[bytearray] = deque()
         self._encoders = Encoders()
@@ -85,10 +86,10 @@ class Parcels:
 
     def speeds(self, names: tuple[str, ...], total: Flat) -> dict[str, tuple[float, float, float, float, float]]:
         """How the codecs do on this update."""
-        first = self._live[0]
-        alike = [piece for piece in self._live if piece.dtype == first.dtype and piece.may_lose]
-        started = time.perf_counter()
-        speeds = measure(names, total.raw[first.start : alike[-1].end].numpy(), first.width)
+        started, first = time.perf_counter(), self._live[0]
+        end = max(piece.end for piece in self._live if piece.dtype == first.dtype and piece.may_lose == first.may_lose)
+        alike = total.raw[:end]
+        speeds = measure(names, alike.numpy(), first.width, floats(alike.view(first.dtype)))
         self.codec_s += time.perf_counter() - started
         return {**speeds}
 
@@ -129,7 +130,7 @@ class Parcels:
             started = time.perf_counter()
 
     def _next_part(self) -> memoryview:
-        message = self._connection.wait()
+        message = self._wait()
         if not isinstance(message, say.Part):
             raise Interruption(message)
         return memoryview(self._arrived.popleft())

@@ -126,7 +126,7 @@ class Worker:
             except TrainingFailed as error:
                 problem = str(error)
         self._trainer = Trainer(job, welcome.seed, device)
-        self._parcels = Parcels(connection, self._trainer)
+        self._parcels = Parcels(connection, self._trainer, self._wait)
         connection.reader.allow(self._place_for, HEADER_LIMIT, PAYLOAD_LIMIT)
         length = len(self._samples) if self._samples is not None else None
         connection.send(say.Ready(self._trainer.layout.describe(), length, problem))

@@ -32,7 +32,7 @@ class RunDb:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._queue: SimpleQueue[tuple[str, Sequence[tuple[Any, ...]]] | None] = SimpleQueue()
-        self._problem: sqlite3.Error | None = None
+        self._problem: Exception | None = None
         self._thread = threading.Thread(target=self._work, name="run.db", daemon=True)
         try:
             db = sqlite3.connect(path)
@@ -64,7 +64,7 @@ class RunDb:
             try:
                 with db:
                     db.executemany(*item)
-            except sqlite3.Error as error:
+            except (sqlite3.Error, OverflowError) as error:
                 self._problem = self._problem or error
         db.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 MEMORY = 0.7  # how much of the old estimate is kept when a measurement comes
@@ -20,7 +21,7 @@ class Link:
 
         If the encoder may have been what took so long, the link is at least as wide as it looked.
         """
-        if nbytes < LEAST_NBYTES or seconds <= 0:
+        if nbytes < LEAST_NBYTES or not 0 < seconds < math.inf:
             return
         rate = nbytes / seconds
         if busy_s < seconds / 2:

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from itertools import islice
 from typing import Protocol
 
 from wide.wire.frames import Reader, Sink, encode, no_payload
 from wide.wire.messages import Message
+
+MOST_BUFFERS = 1024  # in one call; streams may take fewer
 
 
 class Stream(Protocol):
@@ -53,7 +56,7 @@ class Connection:
 
     def flush(self) -> None:
         while self._outbox:
-            sent = self.stream.send(tuple(self._outbox))
+            sent = self.stream.send(tuple(islice(self._outbox, MOST_BUFFERS)))
             if sent == 0:
                 return
             self.bytes_sent += sent

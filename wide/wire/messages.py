@@ -14,11 +14,12 @@ The evaluator, a child of the coordinator, speaks Evaluate / Evaluated instead o
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 PROTOCOL = 2
+Stored = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  # SQLite holds no more
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -92,11 +93,11 @@ class Update(Message, frozen=True):
 
     lease: int
     losses: list[float]
-    touched: bytes  # one byte a trainable tensor: has it had a gradient?
+    touched: bytes  # one bit a trainable tensor: has it had a gradient?
     compute_s: float
     codec_s: float
     network_s: float
-    rss_bytes: int
+    rss_bytes: Stored
     codec: str = "raw"
     received_nbytes: int = 0  # of your last work's payload, after the first bytes of it, in
     received_s: float = 0.0  # this time
