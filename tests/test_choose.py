@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+
+import msgspec
 import pytest
 import torch
 from hypothesis import given
@@ -15,6 +18,7 @@ from wide.codec.layout import Flat, Layout
 from wide.codec.pieces import cut, decode
 from wide.codec.speeds import Cpu, measure
 from wide.coordinator.choices import Choices
+from wide.coordinator.door import Door
 from wide.coordinator.peer import Peer
 from wide.coordinator.probe import PROBE_NBYTES, Probing
 from wide.coordinator.record import Record
@@ -24,6 +28,7 @@ from wide.telemetry.link import Link
 from wide.telemetry.progress import Progress
 from wide.transport.connection import Connection
 from wide.transport.memory import pair
+from wide.wire.messages import Hello
 
 MB = 1_000_000
 SLOW, FAST = Link(20e6 / 8), Link(100e9 / 8)
@@ -176,6 +181,23 @@ def test_a_fixed_codec_is_used_on_every_link(record, wish, gradient, weights):
         choices.decide(peer, 0, 1.0)
         assert (peer.codecs["gradient"], peer.codecs["weights"]) == (gradient, weights)
         assert peer.wants_speeds == ()
+
+
+def test_a_node_on_this_machine_is_sent_raw_data_unless_a_codec_was_asked_for(record):
+    for wish, codec in (("lossless", RAW), ("auto", RAW), ("int8", "int8")):
+        peer = a_peer(SLOW)
+        peer.is_on_this_machine = True
+        Choices(wish, 4 * MB, record, Encoders()).decide(peer, 0, 1.0)
+        assert (peer.codecs["gradient"], peer.wants_speeds) == (codec, ())
+
+
+def test_a_tunnel_is_not_this_machine():
+    door = Door("t", "e", 0, "auto", "lossless", "build")
+    here = Hello("t", "node", "name", socket.gethostname(), 1, "build")
+    assert door.is_here(here, "127.0.0.1:5")
+    assert door.is_here(here, "::1:5")
+    assert not door.is_here(here, "10.0.0.7:5")
+    assert not door.is_here(msgspec.structs.replace(here, host="elsewhere"), "127.0.0.1:5")
 
 
 def test_nodes_are_asked_for_their_speeds_where_it_matters_and_lies_are_ignored(record):

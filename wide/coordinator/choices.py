@@ -49,6 +49,8 @@ class Choices:
         self._set(peer, "weights", self._live_nbytes, peer.down, self._here["weights"])
         if not peer.has_data:
             self._set(peer, "batch", batch_nbytes, peer.down, self._here["batch"])
+        if peer.is_on_this_machine:
+            return
         if self._is_worth_trying("gradient", self._live_nbytes, peer.up) and self._is_due(f"node {peer.node}", now):
             peer.wants_speeds = candidates("gradient", self.is_lossless)[1:]
         here: dict[Role, int] = {"weights": self._live_nbytes, "batch": batch_nbytes}
@@ -81,7 +83,9 @@ class Choices:
 
     def _set(self, peer: Peer, role: Role, nbytes: int, link: Link, cpu: Cpu) -> None:
         current = peer.codecs[role]
-        if self._is_open(role):
+        if self._is_open(role) and peer.is_on_this_machine:
+            codec, why = RAW, "it runs on this machine, whose cores have better things to do"
+        elif self._is_open(role):
             codec, why = choose(role, nbytes, link, cpu, self.is_lossless, current if role in peer.reasons else None)
         else:
             codec, why = self._fixed(role), f"--compress {self._wish}"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hmac
+import ipaddress
+import socket
 from dataclasses import dataclass
 
 from wide.codec.layout import difference
@@ -28,6 +30,10 @@ class Door:
         if not hmac.compare_digest(hello.token.encode(), expected.encode()):
             raise Refused("wrong token: set WIDE_TOKEN, or --token-file, to the token of `wide serve`")
         return is_evaluator
+
+    def is_here(self, hello: Hello, address: str) -> bool:
+        """Does it run on this machine? A tunnel from elsewhere ends here too, but says another name."""
+        return ipaddress.ip_address(address.rpartition(":")[0]).is_loopback and hello.host == socket.gethostname()
 
     def check_model(self, ready: Ready, tensors: list[Tensor]) -> None:
         if differs := difference(ready.tensors, tensors):

@@ -29,6 +29,7 @@ class Intake:
         self.master, self.choices = master, choices
         self._live_nbytes = master.layout.live_nbytes
         self._pieces = cut(master.layout, only_live=True)
+        self.idle_s = 0.0  # how long the loop has waited for something to do, all in all
         self._probe = memoryview(bytearray(PROBE_NBYTES))  # nobody looks at what comes back
 
     def place_for(self, peer: Peer, message: say.Message, nbytes: int) -> Destinations:
@@ -116,7 +117,7 @@ class Intake:
             raise ProtocolError("unknown codec", f"an update in {update.codec!r}, asked for was {peer.asked_codec}")
         if nbytes != (self._live_nbytes if update.codec == RAW else 0):
             raise ProtocolError("wrong payload", f"an update with {nbytes} bytes of payload")
-        peer.arriving = Arriving(update, time.monotonic(), peer.connection.bytes_received)
+        peer.arriving = Arriving(update, time.monotonic(), self.idle_s, peer.connection.bytes_received)
         return self._flat(peer) if update.codec == RAW else ()
 
     def _place_for_part(self, peer: Peer, nbytes: int) -> Destinations:
@@ -144,8 +145,10 @@ class Intake:
             peer.saved_nbytes += self._live_nbytes - arriving.nbytes
         nbytes = peer.connection.bytes_received - arriving.nbytes_before
         if nbytes:  # it did not come in one read
-            busy_s = self.choices.busy_s("gradient", peer, update.codec, self._live_nbytes)
-            peer.up.observe(nbytes, time.monotonic() - arriving.since, busy_s)
+            encoding_s = self.choices.busy_s("gradient", peer, update.codec, self._live_nbytes)
+            elapsed_s = time.monotonic() - arriving.since
+            busy_s = elapsed_s - (self.idle_s - arriving.idle_before_s)  # and could not receive
+            peer.up.observe(nbytes, elapsed_s, max(encoding_s, busy_s))
         if update.received_nbytes > 0:
             busy_s = self.choices.busy_s("weights", peer, peer.codecs["weights"], self._live_nbytes)
             peer.down.observe(update.received_nbytes, update.received_s, busy_s)

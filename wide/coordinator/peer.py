@@ -23,6 +23,7 @@ class Arriving:
 
     update: Update
     since: float
+    idle_before_s: float  # of the coordinator's loop
     nbytes_before: int
     announced: int = 0
     parts: int = 0
@@ -40,6 +41,7 @@ class Peer:
     node: int = 0  # 0: has not said hello yet
     name: str = ""
     is_evaluator: bool = False
+    is_on_this_machine: bool = False
     is_working: bool = False  # has built its model and is a member of the pool
     has_data: bool = False  # it has the data set itself: sample ids are enough
     version: int = -1  # of the weights it was sent last

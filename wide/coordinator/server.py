@@ -103,7 +103,10 @@ class Server:
         """Until the run is over. `watch` is asked now and then whether there is a reason to give up."""
         self.master.begin(self.pool.step.batches)
         while self.ended is None or (self.evaluation.is_busy and not self.stop_reason):
-            for key, mask in self._selector.select(TICK_S):
+            began = time.monotonic()
+            ready = self._selector.select(TICK_S)
+            self.intake.idle_s += time.monotonic() - began
+            for key, mask in ready:
                 if isinstance(key.data, Peer):
                     self._serve_peer(key.data, mask)
                 else:
@@ -265,6 +268,7 @@ class Server:
         self._nodes += not is_evaluator
         peer.node = EVALUATOR if is_evaluator else self._nodes
         peer.name = printable(hello.name)
+        peer.is_on_this_machine = self.door.is_here(hello, peer.address)
         self._strangers.discard(peer)
         self._peers[peer.node] = peer
         sink = functools.partial(self.intake.place_for, peer)

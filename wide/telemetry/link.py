@@ -17,9 +17,9 @@ class Link:
     delay_s: float = 0.0
 
     def observe(self, nbytes: int, seconds: float, busy_s: float) -> None:
-        """`nbytes` arrived within `seconds`, while the sender was busy encoding for `busy_s`.
+        """`nbytes` arrived within `seconds`, while one of the ends was busy with something else for `busy_s`.
 
-        If the encoder may have been what took so long, the link is at least as wide as it looked.
+        If that may have been what took so long, the link is at least as wide as it looked.
         """
         if nbytes < LEAST_NBYTES or not 0 < seconds < math.inf:
             return
