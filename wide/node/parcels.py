@@ -42,19 +42,15 @@ class Parcels:
         self._encoders = Encoders()
         self._feedback: Feedback | None = None
         self._has_paid = False  # the last update carried some of what was owed
-        self._has_weights = False
         self.codec_s = 0.0
 
-    def place_for_part(self, nbytes: int) -> memoryview:
+    def place_for(self, nbytes: int) -> memoryview:
         self._arrived.append(bytearray(nbytes))
         return memoryview(self._arrived[-1])
 
-    def take_weights(self, work: say.Work) -> bool:
-        """Bring the weights up to this work's version. Returns whether they changed."""
-        pieces = self._live if self._has_weights else self._all
-        is_first, self._has_weights = not self._has_weights, True
-        if not work.weights_codecs:
-            return work.weights_nbytes > 0
+    def take_weights(self, work: say.Work, is_first: bool) -> None:
+        """Bring the weights up to this work's version."""
+        pieces = self._all if is_first else self._live
         if is_first and not work.is_whole:
             raise ProtocolError("out of order", "a difference to weights that this node never had")
         self._trainer.keep_versions()
@@ -64,7 +60,6 @@ class Parcels:
                 started = time.perf_counter()
                 decode(piece, codec, data, self._trainer.weights.raw, is_difference=not work.is_whole)
                 self.codec_s += time.perf_counter() - started
-        return True
 
     def take_batches(self, work: say.Work, raw: torch.Tensor) -> None:
         """Fill `raw` with the batches' bytes."""

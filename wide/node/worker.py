@@ -115,6 +115,7 @@ class Worker:
         self._batches = torch.empty(0, dtype=torch.uint8)  # or these, if they are streamed
         self._waited_s = 0.0
         self._arriving = (0.0, 0)  # since when a work's payload has been coming, and the bytes that had come by then
+        self._has_weights = False
         self._leaving_why = ""
         self._is_waiting = False
         self._looked_at = 0.0
@@ -174,12 +175,8 @@ class Worker:
 
     def _place_for(self, message: say.Message, nbytes: int) -> Destinations:
         """Weights go straight into the model's own buffer, data into memory made for this lease."""
-        if isinstance(message, say.Part):
-            return (self._parcels.place_for_part(nbytes),)
         if not isinstance(message, say.Work):
-            if nbytes:
-                raise ProtocolError("unexpected payload", f"{type(message).__name__} must not carry a payload")
-            return ()
+            return (self._parcels.place_for(nbytes),) if isinstance(message, say.Part) else no_payload(message, nbytes)
         self._arriving = (time.perf_counter(), self._connection.bytes_received)
         weights = self._trainer.weights.bytes[: message.weights_nbytes]
         if len(weights) != message.weights_nbytes or nbytes < len(weights):
@@ -201,12 +198,14 @@ class Worker:
         """What comes in parts. Returns how many bytes all came in how long, after those that came first."""
         if work.is_refused:
             self._parcels.refused()
-        has_changed = self._parcels.take_weights(work)
+        if work.weights_codecs:
+            self._parcels.take_weights(work, is_first=not self._has_weights)
         if work.batches is not None and work.batches_codec != RAW:
             self._parcels.take_batches(work, self._batches)
         since, nbytes_before = self._arriving
         received = self._connection.bytes_received - nbytes_before, time.perf_counter() - since
-        if has_changed:
+        if work.weights_codecs or work.weights_nbytes:
+            self._has_weights = True
             self._trainer.weights_changed()
         return received
 
