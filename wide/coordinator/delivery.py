@@ -77,14 +77,15 @@ class Delivery:
         self._send(peer, work, *payload)
         if parts:
             peer.pending.extend(parts)
+            for part in parts:
+                if not part.done():
+                    part.add_done_callback(lambda _: self._wake())
             self.pump(peer)
 
     def pump(self, peer: Peer) -> None:
         """Send the parts that are ready, in their order."""
         while peer.pending and peer.pending[0].done():
             self._send(peer, say.Part(), *peer.pending.popleft().result())
-        if peer.pending:
-            peer.pending[0].add_done_callback(lambda _: self._wake())
 
     def _weights(self, peer: Peer, version: int, payload: list[memoryview]) -> tuple[list[str], Parts, bool]:
         """Raw ones join the payload; encoded ones are returned: codecs, parts, and whether they are all of it."""

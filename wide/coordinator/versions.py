@@ -23,6 +23,7 @@ from wide.codec.planes import Bytes, difference
 from wide.codec.shadow import publish
 
 Parts = list[Future[Buffers]]
+MOST_STEPS = 64
 SAMPLE_NBYTES = 16 * 1024  # at each of
 SAMPLES = 4  # places
 
@@ -113,9 +114,9 @@ class Versions:
     def _forget_detours(self) -> None:
         """A way that is longer than all of a version is never taken."""
         nbytes = 0
-        for version in sorted(self._steps, reverse=True)[1:]:
+        for i, version in enumerate(sorted(self._steps, reverse=True)[1:], start=1):
             nbytes += self._steps[version].nbytes
-            if nbytes >= self.live_nbytes:
+            if nbytes >= self.live_nbytes or i == MOST_STEPS:
                 for useless in [v for v in self._steps if v <= version]:
                     del self._steps[useless]
                 return
