@@ -39,6 +39,11 @@ def test_what_is_cut_is_a_node_of_the_tree():
     assert [opened.cut(6) for _ in range(3)] == [Block(0, 4), Block(8, 13), Block(4, 8)]
 
 
+def test_a_block_that_fits_is_taken_before_a_larger_one_is_split():
+    opened = OpenStep(16)
+    assert [opened.cut(4), opened.cut(6), opened.cut(8)] == [Block(0, 4), Block(4, 8), Block(8, 16)]
+
+
 @given(st.integers(1, 70), st.integers(0, 10**6))
 def test_any_cutting_in_any_order_gives_the_sum_of_the_definition(total, seed):
     chance = random.Random(seed)

@@ -29,8 +29,7 @@ class OpenStep:
 
     def cut(self, most: int) -> Block:
         """Take a free block of at most `most` batches; call only when some are `free`."""
-        fitting = next((i for i, block in enumerate(self._free) if block.size >= most), None)
-        at = fitting if fitting is not None else max(range(len(self._free)), key=lambda i: self._free[i].size)
+        at = max(range(len(self._free)), key=lambda i: _worth(self._free[i].size, most))
         block = self._free.pop(at)
         while block.size > most:
             block, rest = halves(block)
@@ -50,6 +49,11 @@ class OpenStep:
         """The block's sum is in. Its first result counts; whoever else still computes it comes too late."""
         self._out.remove(block)
         self.missing -= block.size
+
+
+def _worth(size: int, most: int) -> tuple[int, int]:
+    """How much of a block could be leased; of two that give the same, the smaller one is left in fewer pieces."""
+    return (size if size <= most else 1 << (most.bit_length() - 1)), -size
 
 
 def lease_size(missing: int, share: float, free: int, takers: int) -> int:
