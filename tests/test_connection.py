@@ -15,7 +15,8 @@ from wide.codec.pieces import cut, decode, encode
 from wide.codec.shadow import publish
 from wide.errors import ConnectionLost, ProtocolError, Refused, UsageError
 from wide.job.model import build_model
-from wide.node.worker import Identity, Left, Worker, introduce
+from wide.node.greeting import Identity, introduce
+from wide.node.worker import Left, Worker
 from wide.transport.connection import Connection
 from wide.transport.memory import pair
 from wide.transport.tcp import Listener

@@ -23,7 +23,7 @@ from tests.test_serve import address_of, query, rejects, token_of
 from wide.codec.layout import Layout
 from wide.codec.pieces import cut, encode
 from wide.job.loading import load
-from wide.node.worker import Identity, introduce
+from wide.node.greeting import Identity, introduce
 from wide.transport.connection import Connection
 from wide.transport.tcp import connect
 from wide.wire import messages as say

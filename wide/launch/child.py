@@ -23,7 +23,8 @@ from wide.launch.crew import Crew, Member
 from wide.launch.result import Result
 from wide.launch.training import Run
 from wide.node.evaluator import Evaluator
-from wide.node.worker import Identity, introduce, lend, pick_device
+from wide.node.greeting import Identity, introduce, pick_device
+from wide.node.worker import lend
 from wide.telemetry.log import log, logging_to
 from wide.transport.connection import Connection
 from wide.transport.tcp import connect

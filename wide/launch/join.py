@@ -11,7 +11,8 @@ from wide.config import Sockets
 from wide.errors import BY_EXIT_CODE, Interrupted, UsageError, WideError
 from wide.job.loading import load
 from wide.launch.token import read_token
-from wide.node.worker import Identity, Left, Worker, lend, pick_device
+from wide.node.greeting import Identity, pick_device
+from wide.node.worker import Left, Worker, lend
 from wide.telemetry.log import log, logging_to
 from wide.transport.connection import Connection
 from wide.transport.tcp import connect

@@ -33,7 +33,7 @@ from wide.job.schedule import Schedule
 from wide.launch.alone import Alone
 from wide.launch.crew import Crew
 from wide.launch.result import Result
-from wide.node.worker import pick_device
+from wide.node.greeting import pick_device
 from wide.store.rundb import RunDb
 from wide.store.weights import save_checkpoint, weights_sha256
 from wide.telemetry.log import log, logging_to

@@ -14,7 +14,7 @@ from wide.job.definition import Job
 from wide.job.loading import users_code
 from wide.job.model import build_model
 from wide.job.seeding import seed_everything
-from wide.node.worker import HEADER_LIMIT, PAYLOAD_LIMIT
+from wide.node.greeting import HEADER_LIMIT, PAYLOAD_LIMIT
 from wide.transport.connection import Connection
 from wide.wire import messages as say
 from wide.wire.frames import Destinations

@@ -1,100 +1,30 @@
-"""A node's conversation with its coordinator: hello, build, then work until told to stop. Knows no processes."""
+"""A node's life: build what is to be trained, then work until told to stop. Knows no processes."""
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from wide.codec.batch import unpack
 from wide.codec.ladder import RAW
 from wide.codec.layout import Flat
-from wide.errors import BY_EXIT_CODE, ConnectionLost, ProtocolError, TrainingFailed, UsageError, WideError
+from wide.errors import ConnectionLost, ProtocolError, TrainingFailed, WideError
 from wide.job.definition import Job
 from wide.job.samples import Samples
+from wide.node.greeting import HEADER_LIMIT, PAYLOAD_LIMIT, Identity, introduce
 from wide.node.parcels import Interruption, Parcels
 from wide.node.trainer import Assignment, Trainer
 from wide.telemetry.log import log
-from wide.telemetry.process import build, rss_bytes
+from wide.telemetry.process import rss_bytes
 from wide.transport.connection import Connection
 from wide.wire import messages as say
 from wide.wire.frames import Destinations, no_payload
 
-HEADER_LIMIT = 64 << 20
-PAYLOAD_LIMIT = 1 << 40  # a node trusts its coordinator
-PROBE_LIMIT = 1 << 20
 RSS_EVERY_S = 1.0
 LOOK_UP_S = 0.1
-
-M = TypeVar("M", bound=say.Message)
-
-
-@dataclass(frozen=True)
-class Identity:
-    """How a node introduces itself."""
-
-    token: str
-    name: str
-    pid: int
-    device: torch.device
-    role: str = "node"
-
-
-def pick_device(wish: str, index: int = 0) -> torch.device:
-    """`auto` takes a GPU if there is one; the nodes of one machine take turns over its GPUs."""
-    if wish != "auto":
-        device = torch.device(wish)
-        if device.type != "cpu" and not torch.get_device_module(device).is_available():
-            raise UsageError(f"--device {wish}: there is no such device on this machine; --device auto takes what is")
-        return device
-    if torch.cuda.is_available():
-        return torch.device("cuda", index % torch.cuda.device_count())
-    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-
-
-def introduce(connection: Connection, identity: Identity, threads: int) -> say.Welcome:
-    hello = say.Hello(
-        identity.token,
-        identity.role,
-        identity.name,
-        socket.gethostname(),
-        identity.pid,
-        build(identity.device, threads),
-    )
-    connection.send(hello)
-    welcome = _expect(connection, say.Welcome)
-    if identity.role == "node":
-        _echo(connection)
-    return welcome
-
-
-def _echo(connection: Connection) -> None:
-    """Say probes back, payload and all: before anything else can make this process slow."""
-    load = memoryview(b"")
-
-    def place_for(message: say.Message, nbytes: int) -> Destinations:
-        nonlocal load
-        if not isinstance(message, say.Probe):
-            return no_payload(message, nbytes)
-        load = memoryview(bytearray(nbytes))
-        return (load,)
-
-    connection.reader.allow(place_for, HEADER_LIMIT, PROBE_LIMIT)
-    while not (probe := _expect(connection, say.Probe)).is_last:
-        connection.send(probe, load)
-
-
-def _expect(connection: Connection, kind: type[M]) -> M:
-    message = connection.wait()
-    if isinstance(message, say.Stop):
-        raise BY_EXIT_CODE.get(message.exit_code, WideError)(message.why)
-    if not isinstance(message, kind):
-        raise ProtocolError("out of order", f"expected {kind.__name__}, got {type(message).__name__}")
-    return message
 
 
 class Unwanted(WideError):
