@@ -57,7 +57,12 @@ def _not_begun(number: int, frame: FrameType | None) -> None:
 def _train(job: str | bytes, name: str, options: Options) -> Result:
     loaded = _job(job)
     run = Run(loaded, name, options)
+    came: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: came.append(number))  # raised amid a fork, it would be lost
     with contextlib.closing(Crew(job, options, options.node_count, loaded.evaluate is not None)) as crew:
+        signal.signal(signal.SIGTERM, _not_begun)
+        if came:
+            _not_begun(came[0], None)
         threading.Thread(target=_end_with_parent, daemon=True).start()
         return run.train(crew)
 
