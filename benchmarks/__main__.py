@@ -7,7 +7,7 @@ import importlib
 import json
 import sys
 
-NAMES = ("seed", "wire", "codecs", "sockets", "logging", "slowlink")
+NAMES = ("seed", "wire", "codecs", "sockets", "logging", "slowlink", "strategies", "network")
 
 
 def main() -> int:

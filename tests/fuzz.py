@@ -32,10 +32,11 @@ from wide.codec.pieces import cut, encode
 from wide.coordinator.choices import Choices
 from wide.coordinator.intake import Intake
 from wide.coordinator.master import Master
-from wide.coordinator.peer import Peer
+from wide.coordinator.peer import Peer, Sent
 from wide.coordinator.probe import PROBE_NBYTES, Probing
 from wide.coordinator.record import Record
 from wide.errors import ConnectionLost, ProtocolError, VersionMismatch
+from wide.job.schedule import Schedule
 from wide.store.rundb import RunDb
 from wide.telemetry.link import Link
 from wide.telemetry.progress import Progress
@@ -57,15 +58,15 @@ class Target:
         job = make()
         model = nn.Sequential(nn.Linear(40, 30), nn.BatchNorm1d(30), nn.Linear(30, 4, dtype=torch.float64))
         self.master = Master(job, model, seed=0)
-        record = Record(RunDb(Path(folder) / "run.db"), Progress())
+        record = Record(RunDb(Path(folder) / "run.db"), Progress(), Schedule(9, 1, 1, 0))
         choices = Choices("lossless", self.master.layout.live_nbytes, record, ThreadPoolExecutor(1))
-        self.intake = Intake(self.master, choices)
+        self.intake = Intake(self.master, choices, lambda: 0.0)
         self.reasons = collections.Counter()
 
     def feed(self, data, codec):
         """One conversation; whatever is not allowed is counted."""
         mine, theirs = pair()
-        peer = Peer(Connection(mine), "fuzz", 0.0, node=1, is_working=True, asked_codec=codec)
+        peer = Peer(Connection(mine), "fuzz", 0.0, node=1, is_working=True, sent={1: Sent([8], codec)})
         peer.up, peer.down, peer.probing = Link(1e6), Link(1e6), Probing()
         limit = max(self.master.layout.live_nbytes, PROBE_NBYTES)
         peer.connection.reader.allow(lambda m, n: self.intake.place_for(peer, m, n), HEADER_LIMIT, limit)
@@ -92,7 +93,7 @@ class Target:
             whole = self.intake.part(peer)
             done = whole and whole[1]
         elif isinstance(message, say.Leaving):
-            done = self.intake.debt(peer)
+            done = self.intake.debt(peer, 1.0)
         else:
             done = None
         if done is not None:

@@ -23,6 +23,7 @@ from wide.coordinator.peer import Peer
 from wide.coordinator.probe import PROBE_NBYTES, Probing
 from wide.coordinator.record import Record
 from wide.coordinator.versions import Versions
+from wide.job.schedule import Schedule
 from wide.store.rundb import RunDb
 from wide.telemetry.link import Link
 from wide.telemetry.progress import Progress
@@ -76,10 +77,10 @@ def test_the_present_codec_is_kept_until_another_is_clearly_better():
     assert choose("gradient", 4 * MB, much_wider, cpu, lossless=True, current="lz4")[0] == RAW
 
 
-def test_data_is_never_falsified_and_only_deltas_are_thinned_out():
+def test_data_is_never_falsified_and_nothing_is_thinned_out_unasked():
     assert candidates("batch", lossless=False) == LOSSLESS
-    assert "topk" not in candidates("weights", lossless=False) + candidates("gradient", lossless=False)
-    assert candidates("delta", lossless=False) == tuple(LADDER)
+    for role in ("weights", "gradient", "delta"):
+        assert candidates(role, lossless=False) == tuple(name for name in LADDER if name != "topk")
 
 
 def test_speeds_are_measured_on_the_data_at_hand():
@@ -129,7 +130,7 @@ def test_a_probe_finds_delay_and_bandwidth_and_asks_a_slow_link_only_once():
 @pytest.fixture
 def record(tmp_path):
     db = RunDb(tmp_path / "run.db")
-    yield Record(db, Progress())
+    yield Record(db, Progress(), Schedule(9, 1, 1, 0))
     db.close()
 
 
@@ -147,7 +148,7 @@ def chosen(tmp_path):
 
 def test_every_link_has_a_codec_of_its_own_and_changes_are_written_down(tmp_path):
     db = RunDb(tmp_path / "run.db")
-    choices = Choices("lossless", 4 * MB, Record(db, Progress()), Encoders())
+    choices = Choices("lossless", 4 * MB, Record(db, Progress(), Schedule(9, 1, 1, 0)), Encoders())
     near, far = a_peer(FAST, 1), a_peer(SLOW, 2)
     for now in (1.0, 1.5, 3.0):
         choices.decide(near, 0, now)

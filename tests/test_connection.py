@@ -84,7 +84,7 @@ def work_for(worker, ids=None, batches=None):
     description = [batches.description] if batches is not None else None
     runs = [(batches.nbytes, batches.width)] if batches is not None else []
     sizes = [8] if batches else [8, 8]
-    return say.Work(1, 0, 0, 0, sizes, 32, len(weights), description, runs=runs), payload
+    return say.Work(1, 0, [(0, 0, len(sizes), 32)], sizes, len(weights), description, runs=runs), payload
 
 
 def test_a_worker_returns_the_sum_of_what_was_leased():
@@ -93,7 +93,7 @@ def test_a_worker_returns_the_sum_of_what_was_leased():
     assert (ready.samples, len(ready.tensors)) == (83, 4)
     work, payload = work_for(worker, ids=torch.arange(16))
     coordinator.send(work, *payload)
-    worker._serve(node.wait())
+    worker.serve_next()
     update = coordinator.wait()
     assert (update.lease, len(update.losses), update.touched) == (1, 2, b"\x0f")
     gradient = torch.frombuffer(sink.last, dtype=torch.float32)
@@ -107,8 +107,8 @@ def test_streamed_batches_give_the_same_update_and_the_data_set_is_never_opened(
 
     local, node, coordinator, sink, _ = a_worker(make())
     work, payload = work_for(local, ids=torch.arange(8))
-    coordinator.send(say.Work(1, 0, 0, 0, [8], 32, work.weights_nbytes), payload[0], payload[1])
-    local._serve(node.wait())
+    coordinator.send(say.Work(1, 0, [(0, 0, 1, 32)], [8], work.weights_nbytes), payload[0], payload[1])
+    local.serve_next()
     coordinator.wait()
     expected = bytes(sink.last)
 
@@ -117,7 +117,7 @@ def test_streamed_batches_give_the_same_update_and_the_data_set_is_never_opened(
     data = make().dataset()
     work, payload = work_for(streamed, batches=pack([tensor[:8] for tensor in data.tensors]))
     coordinator.send(work, *payload)
-    streamed._serve(node.wait())
+    streamed.serve_next()
     coordinator.wait()
     assert bytes(sink.last) == expected
 
@@ -130,7 +130,9 @@ def test_weights_are_received_straight_into_the_model():
     weights = worker._trainer.weights
     assert parameter.data_ptr() == weights.raw.data_ptr()
     assert not torch.equal(parameter, next(other.parameters()))
-    (destination, _ids) = worker._place_for(say.Work(1, 0, 0, 0, [8], 8, len(weights.bytes)), len(weights.bytes) + 64)
+    (destination, _ids) = worker._inbox.place_for(
+        say.Work(1, 0, [(0, 0, 1, 8)], [8], len(weights.bytes)), len(weights.bytes) + 64
+    )
     assert destination.obj is weights.bytes.obj
 
 
@@ -141,7 +143,7 @@ def test_an_error_in_the_users_code_is_reported_with_batch_file_and_line():
     worker, node, coordinator, _, _ = a_worker(make(loss=loss))
     work, payload = work_for(worker, ids=torch.arange(16))
     coordinator.send(work, *payload)
-    worker._serve(node.wait())
+    worker.serve_next()
     failed = coordinator.wait()
     assert (failed.lease, failed.batch) == (1, 0)
     assert "ValueError: bad batch (test_connection.py:" in failed.problem
@@ -160,7 +162,7 @@ def test_a_node_whose_data_cannot_be_opened_says_so_and_can_still_be_streamed_to
 def test_weights_of_another_size_are_refused():
     worker, _, _, _, _ = a_worker(make())
     with pytest.raises(ProtocolError):
-        worker._place_for(say.Work(1, 0, 0, 0, [8], 8, 1 << 40), 1 << 41)
+        worker._inbox.place_for(say.Work(1, 0, [(0, 0, 1, 8)], [8], 1 << 40), 1 << 41)
 
 
 def test_a_taken_port_is_explained():
@@ -199,11 +201,11 @@ def test_an_update_in_parts_is_the_same_update(codec):
     worker, node, coordinator, sink, _ = a_worker(make())
     work, payload = work_for(worker, ids=torch.arange(16))
     coordinator.send(work, *payload)
-    worker._serve(node.wait())
+    worker.serve_next()
     coordinator.wait()
     expected = bytes(sink.last)
     coordinator.send(msgspec.structs.replace(work, lease=2, reply_codec=codec), *payload)
-    worker._serve(node.wait())
+    worker.serve_next()
     _, raw = whole_update(coordinator, codec, worker._trainer.layout)
     assert raw.numpy().tobytes() == expected
 
@@ -213,13 +215,13 @@ def test_lossy_updates_add_up_and_a_refused_one_is_made_good():
     layout = worker._trainer.layout
     work, payload = work_for(worker, ids=torch.arange(16))
     coordinator.send(work, *payload)
-    worker._serve(node.wait())
+    worker.serve_next()
     coordinator.wait()
     gradient = torch.frombuffer(bytearray(sink.last), dtype=torch.float32).double()
     received = []
-    for refused in (False, False, True, False):  # of four leases with the same gradient the second does not count
-        coordinator.send(msgspec.structs.replace(work, reply_codec="int4", is_refused=refused), *payload)
-        worker._serve(node.wait())
+    for refused in (0, 0, 1, 0):  # of four leases with the same gradient the second does not count
+        coordinator.send(msgspec.structs.replace(work, reply_codec="int4", refused=refused), *payload)
+        worker.serve_next()
         received.append(whole_update(coordinator, "int4", layout)[1].view(torch.float32).double())
     coordinator.reader.sink = sink
     worker.leave("enough")
@@ -244,11 +246,11 @@ def test_weights_come_whole_then_as_differences_and_forward_passes_do_not_distur
         bind(build_model(job, seed=seed), version, layout)
 
     def send(codecs, parts, is_whole):
-        work = say.Work(1, 0, 0, 0, [8], 8, 0, weights_codecs=codecs, is_whole=is_whole)
+        work = say.Work(1, 0, [(0, 0, 1, 8)], [8], 0, weights_codecs=codecs, is_whole=is_whole)
         coordinator.send(work, ids)
         for part in parts:
             coordinator.send(say.Part(), *part)
-        worker._serve(node.wait())
+        worker.serve_next()
         coordinator.wait()
 
     send(["zstd"], [encode(piece, "zstd", versions[0].raw) for piece in cut(layout, only_live=False)], is_whole=True)
@@ -257,19 +259,19 @@ def test_weights_come_whole_then_as_differences_and_forward_passes_do_not_distur
     steps = [[publish(piece, "lz4", new.raw, old.raw) for piece in live] for old, new in pairwise(versions)]
     send(["lz4", "lz4"], [part for step in steps for part in step], is_whole=False)
     assert trainer.weights.raw.equal(versions[2].raw)
-    assert not trainer._bound.buffers_raw.equal(versions[2].buffers_raw)  # BatchNorm has seen a batch
+    assert not trainer.bound.buffers_raw.equal(versions[2].buffers_raw)  # BatchNorm has seen a batch
 
 
 def test_a_stop_between_parts_ends_a_node():
     worker, node, coordinator, _, _ = a_worker(make())
-    coordinator.send(say.Work(1, 0, 0, 0, [8], 8, 0, weights_codecs=["zstd"], is_whole=True), bytes(64))
+    coordinator.send(say.Work(1, 0, [(0, 0, 1, 8)], [8], 0, weights_codecs=["zstd"], is_whole=True), bytes(64))
     coordinator.send(say.Stop("the run is over", 0))
     assert worker.work() == say.Stop("the run is over", 0)
 
 
 def test_a_difference_to_nothing_is_refused():
     worker, node, coordinator, _, _ = a_worker(make())
-    coordinator.send(say.Work(1, 0, 0, 0, [8], 8, 0, weights_codecs=["zstd"]), bytes(64))
+    coordinator.send(say.Work(1, 0, [(0, 0, 1, 8)], [8], 0, weights_codecs=["zstd"]), bytes(64))
     with pytest.raises(ProtocolError, match="never had"):
         worker.work()
 

@@ -10,13 +10,16 @@ import torch
 from tests import plain
 from tests.jobs import EVERYTHING
 from wide.codec.batch import pack, unpack
+from wide.coordinator.events import MakeVersion, MergeUpdate
+from wide.coordinator.folds import SyncFold
 from wide.coordinator.master import Master
 from wide.job.model import build_model
 from wide.job.samples import Samples
 from wide.job.schedule import Schedule
-from wide.node.trainer import Assignment, Trainer
+from wide.node.trainer import Place, Trainer
 from wide.store.weights import weights_sha256
 from wide.strategy.sync import OpenStep
+from wide.strategy.tree import Block
 
 STEPS = 7  # more than two epochs of three steps
 
@@ -28,10 +31,10 @@ def in_a_pool(job, steps, nodes, seed, streamed=False):
     samples = Samples(job, job.seed)
     schedule = Schedule(len(samples), job.batch_size, job.batches_per_step, job.seed)
     master = Master(job, build_model(job, job.seed), job.seed)
+    fold = SyncFold(master, schedule)
     trainers = [Trainer(job, job.seed, torch.device("cpu")) for _ in range(nodes)]
     for number in range(steps):
         step = schedule.step(number)
-        master.begin(step.batches)
         opened, done = OpenStep(step.batches), []
         for trainer in trainers:
             trainer.weights.raw.copy_(master.weights.raw)
@@ -45,7 +48,8 @@ def in_a_pool(job, steps, nodes, seed, streamed=False):
                 batch = samples.batch(ids, trainer.seed_of(step.number, block.first + i))
                 return over_the_wire(batch) if streamed else batch
 
-            flat, _ = trainer.compute(Assignment(number, block.first, sizes, step.samples), batch_at)
+            places = [Place(number, block.first + i, n, n / step.samples) for i, n in enumerate(sizes)]
+            flat, _ = trainer.compute(places, batch_at)
             mine = master.take_buffer()
             mine.raw.copy_(flat.raw)
             mine.touched = flat.touched
@@ -53,8 +57,8 @@ def in_a_pool(job, steps, nodes, seed, streamed=False):
             done.append((block, mine))
         chance.shuffle(done)
         for block, update in done:
-            master.add(block, update)
-        master.update(number)
+            fold.merge(MergeUpdate(1, Block(*(schedule.position(number) + at for at in block)), number + 1), update)
+        fold.make(MakeVersion(number, number + 1))
     return master.model
 
 

@@ -53,7 +53,7 @@ def test_flags_come_before_the_environment_and_that_before_defaults():
         ({"seconds": "soon"}, "--seconds soon: expected a number"),
         ({"epochs": "0"}, "--epochs 0: must be a number above 0"),
         ({"epochs": "inf"}, "--epochs inf: must be a number above 0"),
-        ({"strategy": "async"}, "--strategy async: expected sync"),
+        ({"strategy": "fast"}, "--strategy fast: expected sync or async or local or auto"),
         ({"data": "remote"}, "expected local or stream or auto"),
         ({"device": "tpu"}, "--device tpu: expected auto, cpu"),
         ({"host": "0.0.0.0"}, "--insecure"),

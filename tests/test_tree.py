@@ -79,12 +79,12 @@ def test_a_step_is_leased_and_merged_exactly_once_whatever_is_given_back(total, 
 
 
 def test_a_lease_is_a_share_of_what_is_missing_and_shrinks():
-    assert lease_size(missing=40, share=0.1, free=40, takers=10) == 4
-    assert lease_size(missing=40, share=0.41, free=40, takers=1) == 19
-    assert lease_size(missing=6, share=0.41, free=6, takers=1) == 2
-    assert lease_size(missing=40, share=0.0, free=40, takers=1) == 1
+    assert lease_size(left=40, share=0.1, free=40, takers=10) == 4
+    assert lease_size(left=40, share=0.41, free=40, takers=1) == 19
+    assert lease_size(left=6, share=0.41, free=6, takers=1) == 2
+    assert lease_size(left=40, share=0.0, free=40, takers=1) == 1
 
 
 def test_a_lease_leaves_something_for_every_idle_node():
-    assert lease_size(missing=10, share=0.5, free=10, takers=10) == 1
-    assert lease_size(missing=40, share=0.9, free=40, takers=10) == 4
+    assert lease_size(left=10, share=0.5, free=10, takers=10) == 1
+    assert lease_size(left=40, share=0.9, free=40, takers=10) == 4

@@ -13,7 +13,7 @@ import msgspec
 
 from wide.errors import UsageError
 
-Strategy = Literal["sync"]
+Strategy = Literal["sync", "async", "local", "auto"]
 Data = Literal["local", "stream", "auto"]
 Compress = Literal["lossless", "auto", "none", "lz4", "zstd", "bf16", "int8", "int4", "topk"]
 Log = Literal["silent", "normal", "verbose"]
@@ -42,13 +42,18 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None = None
     out: Path | None = None
     data: Data = "auto"
-    compress: Compress = "lossless"
+    compress: Compress | None = None
     log: Log = "normal"
     device: str = "auto"
     host: str = "127.0.0.1"
     port: int = 0
     insecure: bool = False
     socket: Sockets = Sockets()
+
+    @property
+    def codecs(self) -> Compress:
+        """What --compress says. Whoever lets the pool choose its strategy lets it choose codecs too."""
+        return self.compress or ("auto" if self.strategy == "auto" else "lossless")
 
     @property
     def node_count(self) -> int:

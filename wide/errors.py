@@ -29,6 +29,12 @@ class Unreachable(WideError):
     exit_code = 69
 
 
+class NotYet(WideError):
+    """What was asked for is not there yet; a moment later it may be."""
+
+    exit_code = 75
+
+
 class VersionMismatch(WideError):
     """The other side speaks another version of the protocol."""
 
@@ -64,5 +70,5 @@ class ConnectionLost(WideError):
 
 
 BY_EXIT_CODE: dict[int, type[WideError]] = {
-    error.exit_code: error for error in (TrainingFailed, UsageError, Unreachable, VersionMismatch, Refused)
+    error.exit_code: error for error in (TrainingFailed, UsageError, Unreachable, NotYet, VersionMismatch, Refused)
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import sys
@@ -68,6 +69,16 @@ def _parser() -> argparse.ArgumentParser:
         _shared(command)
         command.set_defaults(call=call)
     serve.add_argument("--token-file", metavar="FILE", help="read the pool's token from here (or set WIDE_TOKEN)")
+    plan = commands.add_parser("plan", help="measure, then say which strategy and codec a pool should use")
+    plan.add_argument("target", metavar="JOB|HOST:PORT", help="a job, for this machine's nodes; or a running pool")
+    plan.add_argument("--nodes", metavar="N", help="node processes (default: one per core)")
+    plan.add_argument("--compress", metavar="CODEC", help="what may be used: lossless, auto (default), or one codec")
+    plan.add_argument("--data", metavar="local|stream|auto", help="nodes build the data set, or are sent batches")
+    plan.add_argument("--device", metavar="auto|cpu|cuda:0|mps", help="where nodes compute (default: auto)")
+    plan.add_argument("--log", metavar="silent|normal|verbose", help="how much is said on stderr (default: normal)")
+    plan.add_argument("--token-file", metavar="FILE", help="of the pool that is running (or set WIDE_TOKEN)")
+    plan.add_argument("--json", action="store_true", help="print the plan as one JSON object on stdout")
+    plan.set_defaults(call=_plan)
     join = commands.add_parser("join", help="lend this machine to a pool")
     join.add_argument("address", metavar="HOST:PORT", help="as `wide serve` printed it")
     join.add_argument("--job", metavar="FILE", required=True, help="the same job file that the pool trains")
@@ -81,7 +92,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _shared(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--strategy", metavar="sync", help="how updates are merged (default: sync, exact)")
+    command.add_argument(
+        "--strategy",
+        metavar="sync|async|local|auto",
+        help="sync (default: exact), async (nobody waits), local (seldom talks), auto (measures, then picks)",
+    )
     command.add_argument("--steps", metavar="N", help="updates to make")
     command.add_argument("--epochs", metavar="X", help="passes over the data")
     command.add_argument("--seconds", metavar="S", help="stop after this time")
@@ -122,6 +137,21 @@ def _serve(arguments: argparse.Namespace) -> int:
 
     result = serve(arguments.job, options, arguments.token_file)
     _report(result, arguments.json, options)
+    return 0
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    options = _options(arguments)
+    from wide.dashboard.plan import table
+    from wide.launch.plan import ask_pool, is_address, plan_job
+
+    if is_address(arguments.target):
+        plan = ask_pool(arguments.target, arguments.token_file, options.socket)
+    else:
+        plan = plan_job(arguments.target, options)
+    print(table(plan), file=sys.stderr)
+    if arguments.json:
+        print(json.dumps(plan), flush=True)
     return 0
 
 

@@ -11,6 +11,7 @@ from wide.codec.speeds import Cpu
 from wide.telemetry.link import Link
 
 Role = Literal["weights", "gradient", "delta", "batch"]
+ROLES: tuple[Role, ...] = ("weights", "gradient", "delta", "batch")
 
 FAITH = 1.05  # a more faithful codec is taken if it costs no more than this beside the quickest
 HELP = 0.3  # what another thread adds to the first one's speed
@@ -37,12 +38,12 @@ def choose(
 
 
 def candidates(role: Role, lossless: bool) -> tuple[str, ...]:
-    """From faithful to strong. Data is never falsified; and what every step needs whole is not thinned out: with topk
-    gradients digits reached 93.9–96.4 % where int4 reached 96.4–96.9 (docs/findings.md). Deltas bear it.
+    """From faithful to strong. Data is never falsified, and nothing is thinned out without being asked: with topk
+    digits reached 93.9–96.4 % where int4 reached 96.4–96.9, and deltas cost 8 to 25 % in loss (docs/findings.md).
     """
     if lossless or role == "batch":
         return LOSSLESS
-    return tuple(name for name in LADDER if name != "topk" or role == "delta")
+    return tuple(name for name in LADDER if name != "topk")
 
 
 def seconds(name: str, nbytes: int, link: Link, cpu: Cpu) -> float:

@@ -10,6 +10,7 @@ would in memory of its own: the kernels of the maths libraries may round differe
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -88,6 +89,9 @@ class Flat:
         self.touched = 0  # bit i: trainable tensor i has had a gradient
         self.bytes = self.raw.numpy().data if self.raw.device.type == "cpu" else memoryview(b"")
 
+    def fingerprint(self) -> str:
+        return hashlib.sha256(self.raw.cpu().numpy().data).hexdigest()
+
     def is_finite(self) -> bool:
         """No NaN and no Inf among the gradients; a sum of squares that overflows counts as Inf."""
         return all(
@@ -101,6 +105,12 @@ def join(left: Flat, right: Flat) -> None:
     for a, b in zip(left.sums, right.sums, strict=True):
         a += b
     left.touched |= right.touched
+
+
+def scale(flat: Flat, factor: float) -> None:
+    """All that is added up, times `factor`."""
+    for run in flat.sums:
+        run *= factor
 
 
 def bind(model: nn.Module, flat: Flat, layout: Layout) -> None:

@@ -13,9 +13,10 @@ from wide.codec.encoders import Encoders
 from wide.codec.ladder import LADDER, LOSSLESS, RAW
 from wide.codec.lossy import Floats
 from wide.codec.planes import Bytes
-from wide.codec.speeds import Cpu, Speed, measure
+from wide.codec.speeds import PRIORS, Cpu, Speed, measure
 from wide.coordinator.peer import Peer
 from wide.coordinator.record import Record
+from wide.strategy.plan import Travel
 from wide.telemetry.link import Link
 from wide.telemetry.log import log
 
@@ -31,6 +32,7 @@ class Choices:
     def __init__(self, compress: str, live_nbytes: int, record: Record, encoders: Encoders) -> None:
         self._wish = compress
         self.compress = RAW if compress == "none" else compress
+        self.update_role: Role = "gradient"  # or "delta", if nodes make steps of their own
         self.is_lossless = self.compress == "lossless" or self.compress in LOSSLESS
         self._live_nbytes, self._record, self._encoders = live_nbytes, record, encoders
         self._here: dict[Role, Cpu] = {"weights": Cpu(), "batch": Cpu()}  # what this machine encodes
@@ -45,14 +47,15 @@ class Choices:
         peer.decided_at = now
         for role in [role for role, future in self._measuring.items() if future.done()]:
             self._here[role].speeds |= self._measuring.pop(role).result()
-        self._set(peer, "gradient", self._live_nbytes, peer.up, peer.cpu)
+        self._set(peer, self.update_role, self._live_nbytes, peer.up, peer.cpu)
         self._set(peer, "weights", self._live_nbytes, peer.down, self._here["weights"])
         if not peer.has_data:
             self._set(peer, "batch", batch_nbytes, peer.down, self._here["batch"])
         if peer.is_on_this_machine:
             return
-        if self._is_worth_trying("gradient", self._live_nbytes, peer.up) and self._is_due(f"node {peer.node}", now):
-            peer.wants_speeds = candidates("gradient", self.is_lossless)[1:]
+        role = self.update_role
+        if self._is_worth_trying(role, self._live_nbytes, peer.up) and self._is_due(f"node {peer.node}", now):
+            peer.wants_speeds = candidates(role, self.is_lossless)[1:]
         here: dict[Role, int] = {"weights": self._live_nbytes, "batch": batch_nbytes}
         for role, nbytes in here.items():
             if self._is_worth_trying(role, nbytes, peer.down) and self._is_due(role, now):
@@ -78,8 +81,30 @@ class Choices:
 
     def busy_s(self, role: Role, peer: Peer, name: str, nbytes: int) -> float:
         """How long encoding has probably kept the sender: the time that a payload would take on an endless link."""
-        cpu = peer.cpu if role == "gradient" else self._here[role]
+        cpu = self._here.get(role, peer.cpu)
         return 0.0 if name == RAW else seconds(name, nbytes, Link(1e15), cpu)
+
+    def transfer_s(self, peer: Peer) -> float:
+        """How long new weights and an update travel, as things are."""
+        if peer.up is None or peer.down is None:
+            return 0.0
+        there = seconds(peer.codecs["weights"], self._live_nbytes, peer.down, self._here["weights"])
+        return there + seconds(peer.codecs[self.update_role], self._live_nbytes, peer.up, peer.cpu)
+
+    def travel(self, peer: Peer) -> dict[str, Travel]:
+        """How long an update and new weights would travel, in each codec that the pool's wish allows."""
+        if peer.up is None or peer.down is None:
+            return {RAW: Travel(0.0, 0.0)}
+        allowed = candidates(self.update_role, self.is_lossless) if self._is_open("weights") else (self.compress,)
+        names = [RAW] if peer.is_on_this_machine else [name for name in allowed if name == RAW or name in PRIORS]
+        nbytes, here = self._live_nbytes, self._here["weights"]
+        return {
+            name: Travel(
+                seconds(name, nbytes, peer.up, peer.cpu),
+                seconds(STRONGEST_FOR_WEIGHTS if name == "topk" else name, nbytes, peer.down, here),
+            )
+            for name in names
+        }
 
     def _set(self, peer: Peer, role: Role, nbytes: int, link: Link, cpu: Cpu) -> None:
         current = peer.codecs[role]

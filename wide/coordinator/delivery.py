@@ -5,87 +5,80 @@ What is raw goes with the message, in one system call; what is encoded follows i
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from wide.codec.batch import Packed
-from wide.codec.encoders import Encoders
+from wide.codec.encoders import Encoders, done
 from wide.codec.ladder import LOSSLESS, RAW, codec_named
 from wide.codec.lossless import Planes
 from wide.codec.pieces import PIECE_NBYTES
 from wide.coordinator.choices import Choices
 from wide.coordinator.events import GrantLease
 from wide.coordinator.feed import Feed
-from wide.coordinator.peer import Peer
+from wide.coordinator.peer import Peer, Sent
+from wide.coordinator.switchboard import Switchboard
 from wide.coordinator.versions import Encoded, Parts, Versions
-from wide.job.schedule import Step
 from wide.wire import messages as say
 
-Send = Callable[..., None]
+PART = say.Part()
 
 
 class Delivery:
-    """Sends `Work`. `send(peer, message, *payload)`, `wake()` when a part is ready, `peers()` who there is."""
+    """Sends `Work`."""
 
     def __init__(
-        self,
-        versions: Versions,
-        feed: Feed,
-        choices: Choices,
-        encoders: Encoders,
-        send: Send,
-        wake: Callable[[], None],
-        peers: Callable[[], list[Peer]],
+        self, versions: Versions, feed: Feed, choices: Choices, encoders: Encoders, board: Switchboard
     ) -> None:
         self.versions, self.feed, self.choices = versions, feed, choices
-        self._encoders, self._send, self._wake, self._peers = encoders, send, wake, peers
+        self._encoders, self._board = encoders, board
         self.batch_nbytes = 0  # of the last lease whose batches were streamed
 
-    def deliver(self, peer: Peer, grant: GrantLease, step: Step, version: int) -> None:
-        block = grant.block
+    def deliver(self, peer: Peer, grant: GrantLease, version: int, strategy: str) -> None:
+        stretches = self.feed.schedule.stretches(*grant.block)
         payload: list[memoryview] = []
+        if self.versions.newest < 0:
+            self._open(version)  # a node may have built it by itself; the next one is compared with it
         codecs, parts, is_whole = self._weights(peer, version, payload) if peer.version != version else ([], [], False)
         weights_nbytes = sum(map(len, payload))
         packed: list[Packed] = []
         batches_codec = RAW
         if peer.has_data:
-            payload.append(self.feed.ids(step, block))
+            payload += self.feed.ids(stretches)
         else:
-            packed = self.feed.batches(step, block)
+            packed = self.feed.batches(stretches)
             batches_codec = self._batches(peer, packed, payload, parts)
-        peer.sizes = self.feed.schedule.sizes(step, block.first, block.end)
-        peer.asked_codec = peer.codecs["gradient"]
+        sizes = [size for stretch in stretches for size in self.feed.schedule.sizes(*stretch)]
+        sent = peer.sent[grant.lease] = Sent(sizes, peer.codecs[self.choices.update_role])
         work = say.Work(
             lease=grant.lease,
             version=version,
-            step=step.number,
-            first=block.first,
-            sizes=peer.sizes,
-            step_samples=step.samples,
+            stretches=[(step.number, first, end - first, step.samples) for step, first, end in stretches],
+            sizes=sent.sizes,
             weights_nbytes=weights_nbytes,
             batches=None if peer.has_data else [batch.description for batch in packed],
             weights_codecs=codecs,
             is_whole=is_whole,
             batches_codec=batches_codec,
             runs=[(batch.nbytes, batch.width) for batch in packed],
-            reply_codec=peer.asked_codec,
-            is_refused=peer.is_refused,
+            reply_codec=sent.codec,
+            refused=peer.refused,
             wants_speeds=peer.wants_speeds,
+            strategy=strategy,
+            group=grant.group,
         )
-        peer.is_refused, peer.wants_speeds = False, ()
-        self._send(peer, work, *payload)
-        if parts:
-            peer.pending.extend(parts)
-            for part in parts:
-                if not part.done():
-                    part.add_done_callback(lambda _: self._wake())
-            self.pump(peer)
+        peer.refused, peer.wants_speeds = 0, ()
+        peer.pending.append((work, done(payload)))  # behind the parts of the work before, if there are any
+        peer.pending.extend((PART, part) for part in parts)
+        for part in parts:
+            if not part.done():
+                part.add_done_callback(lambda _: self._board.bell.ring())
+        self.pump(peer)
 
     def pump(self, peer: Peer) -> None:
-        """Send the parts that are ready, in their order."""
-        while peer.pending and peer.pending[0].done():
-            self._send(peer, say.Part(), *peer.pending.popleft().result())
+        """Send what is ready, in its order."""
+        while peer.pending and peer.pending[0][1].done():
+            message, payload = peer.pending.popleft()
+            self._board.send(peer, message, *payload.result())
 
     def _weights(self, peer: Peer, version: int, payload: list[memoryview]) -> tuple[list[str], Parts, bool]:
         """Raw ones join the payload; encoded ones are returned: codecs, parts, and whether they are all of it."""
@@ -95,6 +88,7 @@ class Delivery:
         path = self.versions.since(peer.version) if codec != RAW and peer.keeps_versions else []
         peer.version = version
         if codec == RAW:
+            peer.sending.add(version)
             payload.append(self.versions.raw(only_live=not is_first))
             return [], [], False
         is_whole = not path
@@ -106,10 +100,13 @@ class Delivery:
     def _open(self, version: int) -> None:
         if "weights" in self.choices.wants_sample and (sample := self.versions.sample()) is not None:
             self.choices.try_on("weights", *sample)
-        self.versions.open(version, self.choices.for_differences(self._peers()), self._in_flight)
+        self.versions.open(version, self.choices.for_differences(self._board.members), self._in_flight)
 
     def _in_flight(self) -> set[int]:
-        return {peer.version for peer in self._peers() if peer.wants_write}
+        for peer in self._board.members:
+            if not peer.wants_write and not peer.pending:
+                peer.sending.clear()
+        return set().union(*(peer.sending for peer in self._board.members))
 
     def _batches(self, peer: Peer, packed: list[Packed], payload: list[memoryview], parts: Parts) -> str:
         """The batches' bytes as they are, or encoded. Returns how."""

@@ -10,9 +10,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from wide.codec.batch import Packed, pack
 from wide.errors import TrainingFailed
 from wide.job.samples import Samples
-from wide.job.schedule import Schedule, Step
+from wide.job.schedule import Schedule, Step, Stretch
 from wide.job.seeding import mix
-from wide.strategy.tree import Block
 
 AHEAD_BATCHES = 32
 AHEAD_NBYTES = 256 << 20
@@ -27,18 +26,19 @@ class Feed:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="feed")
         self._ready: dict[tuple[int, int], Future[Packed]] = {}
 
-    def ids(self, step: Step, block: Block) -> memoryview:
-        """The sample ids of a block: int64, straight from the epoch's permutation."""
-        return self.schedule.ids_as_bytes(step, block.first, block.end)
+    def ids(self, stretches: list[Stretch]) -> list[memoryview]:
+        """The sample ids of a lease: int64, straight from the epoch's permutation."""
+        return [self.schedule.ids_as_bytes(*stretch) for stretch in stretches]
 
-    def batches(self, step: Step, block: Block) -> list[Packed]:
-        """The block's batches, packed."""
+    def batches(self, stretches: list[Stretch]) -> list[Packed]:
+        """The lease's batches, packed."""
+        places = [(step, batch) for step, first, end in stretches for batch in range(first, end)]
         if self.samples.is_gathered:  # one call into one big tensor: no thread could be quicker
-            return [self._build(step, batch) for batch in range(block.first, block.end)]
-        for key in [key for key in self._ready if key[0] < step.number]:
+            return [self._build(step, batch) for step, batch in places]
+        for key in [key for key in self._ready if key[0] < stretches[0].step.number]:
             self._ready.pop(key).cancel()
-        packed = [self._request(step, batch).result() for batch in range(block.first, block.end)]
-        self._look_ahead(step, block.end, packed[-1].nbytes)
+        packed = [self._request(step, batch).result() for step, batch in places]
+        self._look_ahead(stretches[-1].step, stretches[-1].end, packed[-1].nbytes)
         return packed
 
     def close(self) -> None:

@@ -6,7 +6,8 @@ from wide.coordinator.peer import Peer
 from wide.errors import ProtocolError, Refused, WideError
 
 GREETING_S = 10.0
-STALL_S = 30.0  # without a single byte, in the middle of something
+STALL_S = 30.0  # without a single byte, in the middle of something; or
+BATCHES = 4  # so many of its batches, between which it looks at its connection
 
 
 def exhausted(peer: Peer, now: float) -> WideError | None:
@@ -16,10 +17,11 @@ def exhausted(peer: Peer, now: float) -> WideError | None:
         return Refused("you did not say hello in time") if is_late else None
     connection = peer.connection
     moved = connection.bytes_received + connection.bytes_sent
-    is_speaking = connection.reader.is_amid_frame or peer.arriving is not None
+    is_speaking = connection.reader.is_amid_frame or bool(peer.arriving)
     if moved != peer.moved_nbytes or not (is_speaking or connection.has_unsent):
         peer.moved_nbytes, peer.moved_at = moved, now
-    if now - peer.moved_at < STALL_S:
+    limit_s = STALL_S if not peer.batches_per_s else max(STALL_S, BATCHES / peer.batches_per_s)
+    if now - peer.moved_at < limit_s:
         return None
     what = "stopped in the middle of a message" if is_speaking else "does not read what it is sent"
-    return ProtocolError("stalled", f"{what}, for {STALL_S:g} s")
+    return ProtocolError("stalled", f"{what}, for {limit_s:g} s")

@@ -30,7 +30,7 @@ class Probing:
     def link(self) -> Link:
         round_trip_s = min(self.empty_s)
         loaded_s = max(min(self.loaded_s) - round_trip_s, 1e-6)
-        return Link(2 * PROBE_NBYTES / loaded_s, round_trip_s / 2)  # the load went there and back
+        return Link(2 * PROBE_NBYTES / loaded_s, round_trip_s / 2, is_guess=True)  # the load went there and back
 
     def echoed(self, now: float) -> None:
         (self.loaded_s if _is_enough(self.empty_s) else self.empty_s).append(now - self.sent_at)

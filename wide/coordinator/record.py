@@ -6,9 +6,10 @@ import logging
 import time
 from collections.abc import Sequence
 
-from wide.job.schedule import Step
+from wide.coordinator.events import MergeUpdate
+from wide.job.schedule import Schedule, Step
 from wide.store.rundb import RunDb
-from wide.strategy.tree import Block
+from wide.telemetry.divergence import Divergence
 from wide.telemetry.log import log
 from wide.telemetry.progress import Progress
 from wide.telemetry.totals import NodeTotals
@@ -20,8 +21,9 @@ SERIES_S = 1.0
 class Record:
     """Rows are gathered in memory and handed to the database's thread a few times a second."""
 
-    def __init__(self, db: RunDb, progress: Progress) -> None:
-        self.db = db
+    def __init__(self, db: RunDb, progress: Progress, schedule: Schedule) -> None:
+        self.db, self.schedule = db, schedule
+        self.divergence = Divergence()
         self.progress = progress
         self.nodes: dict[int, NodeTotals] = {}
         self.losses: list[float] = []
@@ -31,8 +33,8 @@ class Record:
         self.started_at = 0.0
         self.ended_at = 0.0
         self._step_began_at = 0.0
-        self._merged: list[tuple[int, Block, int, Sequence[int], Sequence[float], float]] = []
-        self._closed: list[tuple[Step, float, float]] = []
+        self._merged: list[tuple[MergeUpdate, bool, Sequence[int], Sequence[float], float]] = []
+        self._closed: list[tuple[Step, bool, float, float]] = []
         self._weighted_losses: dict[int, dict[int, list[float]]] = {}  # by step, by a block's first batch
         self._flushed_at = 0.0
         self._series_at = 0.0
@@ -56,13 +58,15 @@ class Record:
         self.db.write("UPDATE nodes SET left_at=?, why=? WHERE node=? AND left_at IS NULL", [(time.time(), why, node)])
         self.progress.nodes -= 1
 
-    def merged(self, step: int, block: Block, node: int, sizes: Sequence[int], losses: Sequence[float]) -> None:
+    def merged(self, merge: MergeUpdate, is_sync: bool, sizes: Sequence[int], losses: Sequence[float]) -> None:
         """On the way of every gradient: only remember it."""
-        self._merged.append((step, block, node, sizes, losses, time.time()))
+        self._merged.append((merge, is_sync, sizes, losses, time.time()))
+        if not is_sync:
+            self.ended_at = time.monotonic()
 
-    def step_closed(self, step: Step) -> None:
+    def step_closed(self, step: Step, is_sync: bool = True) -> None:
         now = time.monotonic()
-        self._closed.append((step, now - self._step_began_at, time.time()))
+        self._closed.append((step, is_sync, now - self._step_began_at, time.time()))
         self.ended_at = self._step_began_at = now
 
     def _work_up(self) -> None:
@@ -71,23 +75,35 @@ class Record:
         """
         merged, self._merged = self._merged, []
         closed, self._closed = self._closed, []
-        rows = []
-        for number, block, node, sizes, losses, at in merged:
-            samples = sum(sizes)
+        rows: list[tuple[int | float, ...]] = []
+        for merge, is_sync, sizes, losses, at in merged:
             weighted = [loss * n for loss, n in zip(losses, sizes, strict=True)]
-            rows.append((number, block.first, block.end - 1, node, samples, sum(weighted) / samples, number + 1, at))
-            self._weighted_losses.setdefault(number, {})[block.first] = weighted
-            self.nodes[node].batches += block.size
-            self.nodes[node].samples += samples
+            done = 0
+            for step, first, end in self.schedule.stretches(*merge.block):
+                mine = slice(done, done + end - first)
+                done += end - first
+                samples = sum(sizes[mine])
+                self._weighted_losses.setdefault(step.number, {})[first] = weighted[mine]
+                start = 0 if is_sync else step.first  # of its step, or of its epoch
+                loss = sum(weighted[mine]) / samples
+                place = (step.number, start + first, start + end - 1)
+                rows.append((*place, merge.node, samples, loss, merge.version, at))
+            self.nodes[merge.node].batches += done
+            self.nodes[merge.node].samples += sum(sizes)
+            if not is_sync:
+                self.batches += done
+                self.samples += sum(sizes)
         self.db.insert("ledger", rows)
         self.db.insert("steps", [self._close(*item) for item in closed])
 
-    def _close(self, step: Step, seconds: float, at: float) -> tuple[int | float, ...]:
+    def _close(self, step: Step, is_sync: bool, seconds: float, at: float) -> tuple[int | float, ...]:
         by_first = self._weighted_losses.pop(step.number)
         loss = sum(value for first in sorted(by_first) for value in by_first[first]) / step.samples
         self.losses.append(loss)
-        self.batches += step.batches
-        self.samples += step.samples
+        self.divergence.observe(loss)
+        if is_sync:
+            self.batches += step.batches
+            self.samples += step.samples
         progress = self.progress
         progress.step, progress.epoch, progress.loss, progress.batches = step.number + 1, step.epoch, loss, self.batches
         return (step.number, step.epoch, step.samples, loss, seconds, at)

@@ -34,6 +34,7 @@ class Encoded:
 
     codec: str
     parts: Parts
+    base: int = -1  # the version that it is compared with, if so
 
     @property
     def nbytes(self) -> int:
@@ -52,7 +53,7 @@ class Versions:
         self._copies: dict[int, torch.Tensor] = {}
         self._view = memoryview(b"")  # of the newest
         self._reading: dict[int, Parts] = {}  # what is still being encoded from which copy
-        self._steps: dict[int, Encoded] = {}  # by the version they lead to, without gaps
+        self._steps: dict[int, Encoded] = {}  # by the version they lead to, each from the one before
         self._whole: dict[tuple[str, bool], Encoded] = {}  # the newest version, by codec and by how much of it
 
     def open(self, version: int, codec: str, in_flight: Callable[[], set[int]]) -> None:
@@ -62,7 +63,7 @@ class Versions:
         """
         if self.newest in self._steps:
             wait(self._steps[self.newest].parts)  # it is what this one is compared with
-        is_next = version == self.newest + 1 and codec != RAW
+        is_next = self.newest >= 0 and codec != RAW
         old = self._copies.get(self.newest) if is_next else None
         self._reading = {v: parts for v, parts in self._reading.items() if not all(part.done() for part in parts)}
         new = self._copy(version, in_flight() | self._reading.keys() | ({self.newest} if is_next else set()))
@@ -71,7 +72,7 @@ class Versions:
             self._steps.clear()
         else:
             parts = self._encoders.begin(codec, lambda piece: publish(piece, codec, new, old), self._live)
-            self._steps[version] = Encoded(codec, parts)
+            self._steps[version] = Encoded(codec, parts, self.newest)
             self._forget_detours()
         self.newest, self._view = version, new.numpy().data
 
@@ -83,8 +84,12 @@ class Versions:
 
     def since(self, version: int) -> list[Encoded]:
         """What leads from `version` to the newest; nothing, if it does not, or is longer than all of it."""
-        path = [self._steps[v] for v in range(version + 1, self.newest + 1) if v in self._steps]
-        return path if 0 < len(path) == self.newest - version else []
+        path: list[Encoded] = []
+        at = self.newest
+        while at > version and at in self._steps:
+            path.insert(0, self._steps[at])
+            at = self._steps[at].base
+        return path if at == version else []
 
     def whole(self, codec: str, only_live: bool) -> Encoded:
         """The newest version, encoded without anything to compare it with."""

@@ -9,6 +9,8 @@ from collections.abc import Callable
 
 import torch
 
+from wide.coordinator.events import MakeVersion, MergeUpdate
+from wide.coordinator.folds import SyncFold
 from wide.coordinator.master import Master
 from wide.coordinator.record import Record
 from wide.errors import TrainingFailed
@@ -16,7 +18,7 @@ from wide.job.definition import Job
 from wide.job.samples import Samples
 from wide.job.schedule import Schedule, Step
 from wide.node.evaluator import on_copy
-from wide.node.trainer import Assignment, Trainer
+from wide.node.trainer import Place, Trainer
 from wide.strategy.tree import Block
 from wide.telemetry.process import rss_bytes
 
@@ -26,6 +28,7 @@ class Alone:
 
     def __init__(self, job: Job, master: Master, samples: Samples, schedule: Schedule, record: Record) -> None:
         self.job, self.master, self.samples, self.schedule, self.record = job, master, samples, schedule, record
+        self.fold = SyncFold(master, schedule)
         self.trainer: Trainer
         self.stop_reason = ""
 
@@ -45,6 +48,8 @@ class Alone:
                 metrics = on_copy(self.job, self.master.model, self.schedule.seed)
                 self.record.evaluated(step.epoch, step.number + 1, metrics)
             self.record.flush(time.monotonic())
+            if self.record.divergence.problem:
+                raise TrainingFailed(self.record.divergence.problem)
         totals.compute_s, totals.rss_bytes = self.record.seconds, rss_bytes()
         self.record.node_left(0, "the run is over")
         return why
@@ -59,12 +64,11 @@ class Alone:
     def _train_step(self, step: Step) -> bool:
         self.trainer.weights.raw.copy_(self.master.weights.raw)
         self.trainer.weights_changed()
-        self.master.begin(step.batches)
         for batch in range(step.batches):
             if self.stop_reason:
                 return False
             self._train_batch(step, batch)
-        self.master.update(step.number)
+        self.fold.make(MakeVersion(step.number, step.number + 1))
         self.record.step_closed(step)
         return True
 
@@ -74,15 +78,17 @@ class Alone:
             self.schedule.ids(step, batch, batch + 1), self.trainer.seed_of(step.number, batch)
         )
         try:
-            update, losses = self.trainer.compute(Assignment(step.number, batch, sizes, step.samples), fetch)
+            place = Place(step.number, batch, sizes[0], sizes[0] / step.samples)
+            update, losses = self.trainer.compute([place], fetch)
             if not update.is_finite():
                 raise TrainingFailed("the gradient is not finite: lower the learning rate or set clip_norm")
         except TrainingFailed as error:
             raise TrainingFailed(f"step {step.number}, batch {batch}: {error}", error.details) from None
-        block = Block(batch, batch + 1)
-        self.record.merged(step.number, block, 0, sizes, losses)
+        position = self.schedule.position(step.number) + batch
+        merge = MergeUpdate(0, Block(position, position + 1), step.number + 1)
+        self.record.merged(merge, True, sizes, losses)
         mine = self.master.take_buffer()
         mine.raw.copy_(update.raw)
         mine.touched = update.touched
         self.trainer.release(update)
-        self.master.add(block, mine)
+        self.fold.merge(merge, mine)

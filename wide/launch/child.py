@@ -20,7 +20,6 @@ from wide.errors import Interrupted, UsageError, WideError
 from wide.job.definition import Job
 from wide.job.loading import load
 from wide.launch.crew import Crew, Member
-from wide.launch.result import Result
 from wide.launch.training import Run
 from wide.node.evaluator import Evaluator
 from wide.node.greeting import Identity, introduce, pick_device
@@ -30,8 +29,8 @@ from wide.transport.connection import Connection
 from wide.transport.tcp import connect
 
 
-def coordinate(job: str | bytes, name: str, options: Options, is_relayed: bool, parent: Pipe) -> None:
-    """Train, and tell the parent how it ended: ("result", JSON) or ("error", exit code, words, traceback).
+def coordinate(job: str | bytes, name: str, options: Options, only_plans: bool, is_relayed: bool, parent: Pipe) -> None:
+    """Train, or plan, and tell the parent how it ended: ("result", JSON) or ("error", exit code, words, traceback).
 
     A process group of its own: Ctrl-C in the terminal reaches the parent, which passes it on once, as SIGTERM.
     """
@@ -41,7 +40,7 @@ def coordinate(job: str | bytes, name: str, options: Options, is_relayed: bool, 
     if is_relayed:
         sys.stderr = _Relay(parent)
     try:
-        answer: tuple[object, ...] = ("result", _train(job, name, options).to_json())
+        answer: tuple[object, ...] = ("result", _train(job, name, options, only_plans))
     except WideError as error:
         answer = ("error", error.exit_code, str(error), error.details)
     except KeyboardInterrupt:
@@ -54,17 +53,18 @@ def _not_begun(number: int, frame: FrameType | None) -> None:
     raise Interrupted("interrupted before training began", number)
 
 
-def _train(job: str | bytes, name: str, options: Options) -> Result:
+def _train(job: str | bytes, name: str, options: Options, only_plans: bool) -> str:
     loaded = _job(job)
     run = Run(loaded, name, options)
     came: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: came.append(number))  # raised amid a fork, it would be lost
-    with contextlib.closing(Crew(job, options, options.node_count, loaded.evaluate is not None)) as crew:
+    evaluates = loaded.evaluate is not None and not only_plans
+    with contextlib.closing(Crew(job, options, options.node_count, evaluates)) as crew:
         signal.signal(signal.SIGTERM, _not_begun)
         if came:
             _not_begun(came[0], None)
         threading.Thread(target=_end_with_parent, daemon=True).start()
-        return run.train(crew)
+        return run.plan(crew) if only_plans else run.train(crew).to_json()
 
 
 class _Relay:

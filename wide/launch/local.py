@@ -33,7 +33,13 @@ def run_file(spec: str, options: Options) -> Result:
     if options.node_count == 0:
         with contextlib.redirect_stdout(sys.stderr):  # stdout is for the result alone
             return _run_here(load(spec), path.stem, options)
-    return _run_in_child(spec, path.stem, options)
+    return from_json(_run_in_child(spec, path.stem, options))
+
+
+def plan_file(spec: str, options: Options) -> bytes:
+    """`wide plan FILE`, as JSON."""
+    path, _ = find(spec)
+    return _run_in_child(spec, path.stem, options, only_plans=True)
 
 
 def run_job(job: Job, **given: Any) -> Result:
@@ -45,7 +51,7 @@ def run_job(job: Job, **given: Any) -> Result:
     name = Path(script).stem if script else "notebook"
     if options.node_count == 0:
         return _run_here(job, name, options)
-    result = _run_in_child(_pickled(job), name, options)
+    result = from_json(_run_in_child(_pickled(job), name, options))
     from wide.store.weights import load_weights
 
     return replace(result, model=load_weights(job.model(), Path(result.run_dir)))
@@ -81,18 +87,20 @@ def _run_here(job: Job, name: str, options: Options) -> Result:
     return Run(job, name, options).train(crew=None)
 
 
-def _run_in_child(job: str | bytes, name: str, options: Options) -> Result:
+def _run_in_child(job: str | bytes, name: str, options: Options, only_plans: bool = False) -> bytes:
+    """The coordinator's answer."""
     ours, theirs = CONTEXT.Pipe(duplex=False)
-    arguments = (job, name, options, not _is_own_stderr(), theirs)
+    arguments = (job, name, options, only_plans, not _is_own_stderr(), theirs)
     with _Signals() as signals:
-        warm_up(job if isinstance(job, str) else "")
+        warm_up(job if isinstance(job, str) else "", nodes_optimize=options.strategy in ("local", "auto"))
         process = Children().start("wide.launch.child", "coordinate", *arguments, may_have_children=True)
         theirs.close()
         signals.pass_to(process.pid)
         answer = _answer(ours)
         process.join()
     if answer is not None and answer[0] == "result":
-        return from_json(answer[1].encode())
+        words: str = answer[1]
+        return words.encode()
     if signals.received:
         raise Interrupted(answer[2] if answer else "interrupted before training began", signals.received[0])
     if answer is None:

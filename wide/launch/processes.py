@@ -19,20 +19,24 @@ from multiprocessing.process import BaseProcess
 
 HAS_FORKSERVER = sys.platform not in ("darwin", "win32")
 JOB_VARIABLE = "WIDE_WARM_JOB"
+OPTIMIZER_VARIABLE = "WIDE_WARM_OPTIMIZER"
 CONTEXT = multiprocessing.get_context("forkserver") if HAS_FORKSERVER else multiprocessing.get_context("spawn")
 GRACE_S = 3.0
 _main_lock = threading.Lock()
 
 
-def warm_up(job_spec: str = "") -> None:
-    """Begin to load torch, and the job's file, where children will be forked from; returns at once."""
+def warm_up(job_spec: str = "", nodes_optimize: bool = False) -> None:
+    """Begin to load torch, the job's file, and what nodes with optimizers need, where children will be forked from;
+    returns at once.
+    """
     if HAS_FORKSERVER:
         CONTEXT.set_forkserver_preload(["wide.launch.warm"])
         os.environ[JOB_VARIABLE] = job_spec
+        os.environ[OPTIMIZER_VARIABLE] = "yes" if nodes_optimize else ""
         try:
             forkserver.ensure_running()
         finally:
-            del os.environ[JOB_VARIABLE]
+            del os.environ[JOB_VARIABLE], os.environ[OPTIMIZER_VARIABLE]
 
 
 class Children:

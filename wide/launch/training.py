@@ -40,6 +40,8 @@ from wide.telemetry.log import log, logging_to
 from wide.telemetry.process import build
 from wide.telemetry.progress import Progress
 
+MEASURES = "local"  # what a pool begins with that chooses by itself: all nodes compute, whatever the network
+
 
 class Run:
     """One run: its folder, its job, its numbers."""
@@ -47,7 +49,15 @@ class Run:
     def __init__(self, job: Job, name: str, options: Options) -> None:
         self.job, self.options = job, options
         self.seed = options.seed if options.seed is not None else job.seed
+        self.strategy = MEASURES if options.strategy == "auto" else options.strategy
         self.dir = make_run_dir(options.out, name)
+        self._only_plans, self._plan_words = False, ""
+
+    def plan(self, crew: Crew) -> str:
+        """Train only until it is known how this pool should train. Returns that, as JSON."""
+        self._only_plans = True
+        self.train(crew)
+        return self._plan_words
 
     def train(self, crew: Crew | None) -> Result:
         """Train to the end, with whoever comes in by the crew's door; without a crew, all alone."""
@@ -58,18 +68,22 @@ class Run:
             samples = Samples(self.job, self.seed)
             self.schedule = Schedule(len(samples), self.job.batch_size, self.job.batches_per_step, self.seed)
             self.steps = self._length()
-            self.record = Record(db, Progress(self.steps, self.options.seconds))
+            self.record = Record(db, Progress(self.steps, self.options.seconds), self.schedule)
             with _collector_paused(is_own_process=crew is not None):
                 self.master = Master(self.job, build_model(self.job, self.seed), self.seed)
             stack.enter_context(watching(self.record.progress, self.options.log != "silent"))
             try:
                 interrupted_by = self._alone(samples) if crew is None else self._pool(samples, crew)
-            finally:
+            except TrainingFailed as error:
                 self.record.flush(time.monotonic(), force=True)
+                raise self._kept(error) from None
+            self.record.flush(time.monotonic(), force=True)
             return self._finish(interrupted_by)
 
     def _length(self) -> int | None:
         """How long to train. --steps or --epochs replace what the job says; --seconds is a limit on top of either."""
+        if self._only_plans:
+            return None
         steps, epochs = self.options.steps, self.options.epochs
         if steps is None and epochs is None:
             steps, epochs = self.job.steps, self.job.epochs
@@ -80,6 +94,7 @@ class Run:
         return min(limits) if limits else None
 
     def _alone(self, samples: Samples) -> list[int]:
+        self.strategy = "sync"  # of one node all are the same
         alone = Alone(self.job, self.master, samples, self.schedule, self.record)
         with _signals_to(alone) as received:
             log.info("%s", alone.train(self.steps, self.options.seconds, pick_device(self.options.device)))
@@ -87,11 +102,19 @@ class Run:
 
     def _pool(self, samples: Samples, crew: Crew) -> list[int]:
         here = build(pick_device(self.options.device), self.job.threads)
-        door = Door(crew.token, crew.evaluator_token, self.seed, self.options.data, self.options.compress, here)
-        pool = Pool(self.schedule, self.steps, self.options.seconds, is_open=not crew.is_local)
+        door = Door(crew.token, crew.evaluator_token, self.seed, self.options.data, self.options.codecs, here)
+        pool = Pool(
+            self.schedule,
+            self.steps,
+            self.options.seconds,
+            not crew.is_local,
+            self.strategy,
+            self.master.descent.is_plain,
+        )
         feed = Feed(samples, self.schedule)
-        evaluation = Evaluation(self.record, self.job.evaluate is not None)
+        evaluation = Evaluation(self.record, self.job.evaluate is not None and not self._only_plans)
         server = Server(crew.listener, door, pool, self.master, feed, self.record, evaluation)
+        server.chooses_strategy, server.only_plans = self.options.strategy == "auto", self._only_plans
         try:
             with _signals_to(server) as received:
                 server.serve(crew.trouble)
@@ -101,12 +124,25 @@ class Run:
         if server.ended is not None and server.ended.failure:
             raise TrainingFailed(server.ended.failure, server.ended.details)
         log.info("%s", server.ended.why if server.ended else "")
+        self.strategy, self._plan_words = pool.course.name, server.plan_words
         return received
+
+    def _kept(self, error: TrainingFailed) -> TrainingFailed:
+        """What was trained until then is not lost."""
+        if not self.record.losses:
+            return error
+        self._save(self._result())
+        return TrainingFailed(
+            f"{error}; the weights after step {len(self.record.losses)} are in {self.dir}", error.details
+        )
+
+    def _save(self, result: Result) -> None:
+        state = {"step": result.steps, "epochs": result.epochs, "seed": self.seed, "sha256": result.weights_sha256}
+        save_checkpoint(self.dir, self.master.model, result.steps, state)
 
     def _finish(self, interrupted_by: list[int]) -> Result:
         result = self._result()
-        state = {"step": result.steps, "epochs": result.epochs, "seed": self.seed, "sha256": result.weights_sha256}
-        save_checkpoint(self.dir, self.master.model, result.steps, state)
+        self._save(result)
         if interrupted_by:
             words = f"interrupted after step {result.steps}; the weights are in {self.dir}"
             raise Interrupted(words, interrupted_by[0])
@@ -120,7 +156,7 @@ class Run:
         first, last = record.losses[:tenth], record.losses[-tenth:]
         return Result(
             run_dir=str(self.dir),
-            strategy=self.options.strategy,
+            strategy=self.strategy,
             steps=len(record.losses),
             epochs=record.batches / self.schedule.batches_per_epoch,
             batches=record.batches,

@@ -16,7 +16,7 @@ import torch  # noqa: E402
 import wide.launch.child  # noqa: E402, F401
 from wide.errors import WideError  # noqa: E402
 from wide.job.loading import load  # noqa: E402
-from wide.launch.processes import JOB_VARIABLE  # noqa: E402
+from wide.launch.processes import JOB_VARIABLE, OPTIMIZER_VARIABLE  # noqa: E402
 from wide.telemetry.log import log  # noqa: E402
 
 torch.set_num_threads(1)  # threads do not survive a fork, and neither would a CUDA context
@@ -25,6 +25,8 @@ if (spec := os.environ.pop(JOB_VARIABLE, "")) and torch.version.cuda is None:
         load(spec)  # its imports may take longer than torch's
     except WideError:
         log.debug("the job could not be loaded ahead; the children will say why")
+if os.environ.pop(OPTIMIZER_VARIABLE, ""):
+    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)  # the first one imports torch's compiler: here, once
 gc.collect()
 gc.freeze()  # the collector would otherwise write to every shared page
 gc.enable()

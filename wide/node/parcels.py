@@ -6,8 +6,7 @@ Knows codecs, the trainer's buffers and a connection; knows nothing of leases.
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Generator
 
 import torch
 
@@ -17,67 +16,63 @@ from wide.codec.ladder import LOSSLESS, RAW, codec_named
 from wide.codec.layout import Flat
 from wide.codec.lossless import Planes
 from wide.codec.pieces import PIECE_NBYTES, cut, decode, encode, floats
+from wide.codec.planes import Bytes
 from wide.codec.speeds import measure
-from wide.errors import ProtocolError, WideError
+from wide.errors import ProtocolError
 from wide.node.trainer import Trainer
 from wide.transport.connection import Connection
 from wide.wire import messages as say
 
-
-class Interruption(WideError):
-    """Instead of a part came another message: most likely the run is over."""
-
-    def __init__(self, message: say.Message) -> None:
-        super().__init__(f"{type(message).__name__} came instead of a part")
-        self.message = message
+Unpacking = Generator[None, memoryview, None]
 
 
 class Parcels:
     """The node's end of what is not sent raw. `codec_s` is the time that was spent on it, or waiting for it."""
 
-    def __init__(self, connection: Connection, trainer: Trainer, wait: Callable[[], say.Message]) -> None:
-        self._connection, self._trainer, self._wait = connection, trainer, wait
+    def __init__(self, connection: Connection, trainer: Trainer) -> None:
+        self._connection, self._trainer = connection, trainer
         self._live, self._all = cut(trainer.layout, only_live=True), cut(trainer.layout, only_live=False)
-        self._arrived: deque[bytearray] = deque()
         self._encoders = Encoders()
         self._feedback: Feedback | None = None
-        self._has_paid = False  # the last update carried some of what was owed
+        self._paid = 0  # the lease whose update carried, as the last one, some of what was owed
         self.codec_s = 0.0
 
-    def place_for(self, nbytes: int) -> memoryview:
-        self._arrived.append(bytearray(nbytes))
-        return memoryview(self._arrived[-1])
+    def unpack(self, work: say.Work, is_first: bool, batches: torch.Tensor) -> Unpacking:
+        """Decodes what follows this work: `send` it each part as it comes; it returns after the last one.
 
-    def take_weights(self, work: say.Work, is_first: bool) -> None:
-        """Bring the weights up to this work's version."""
-        pieces = self._all if is_first else self._live
+        Weights go where versions arrive, the batches' bytes into `batches`.
+        """
+        if work.weights_codecs:
+            yield from self._unpack_weights(work, is_first)
+        if work.batches is not None and work.batches_codec != RAW:
+            yield from self._unpack_batches(work, batches.numpy())
+
+    def _unpack_weights(self, work: say.Work, is_first: bool) -> Unpacking:
         if is_first and not work.is_whole:
             raise ProtocolError("out of order", "a difference to weights that this node never had")
-        self._trainer.keep_versions()
         for codec in work.weights_codecs:
-            for piece in pieces:
-                data = self._next_part()
+            for piece in self._all if is_first else self._live:
+                data = yield
                 started = time.perf_counter()
                 decode(piece, codec, data, self._trainer.weights.raw, is_difference=not work.is_whole)
                 self.codec_s += time.perf_counter() - started
 
-    def take_batches(self, work: say.Work, raw: torch.Tensor) -> None:
-        """Fill `raw` with the batches' bytes."""
-        codec = codec_named(work.batches_codec)
+    def _unpack_batches(self, work: say.Work, target: Bytes) -> Unpacking:
+        codec, offset = codec_named(work.batches_codec), 0
         if not isinstance(codec, Planes):
             raise ProtocolError("unknown codec", f"batches in {work.batches_codec}")
-        target, offset = raw.numpy(), 0
         for nbytes, width in work.runs:
             for start in range(0, nbytes, PIECE_NBYTES):
                 end = min(start + PIECE_NBYTES, nbytes)
-                codec.decode(self._next_part(), target[offset + start : offset + end], width)
+                data = yield
+                codec.decode(data, target[offset + start : offset + end], width)
             offset += nbytes
 
-    def refused(self) -> None:
-        """The last update did not count."""
-        if self._has_paid and self._feedback is not None:
+    def refused(self, lease: int) -> None:
+        """This lease's update did not count. If another one is on its way already, what it had paid is lost."""
+        if self._paid == lease and self._feedback is not None:
             self._feedback.undo()
-        self._has_paid = False
+        self._paid = 0
 
     def speeds(self, names: tuple[str, ...], total: Flat) -> dict[str, tuple[float, float, float, float, float]]:
         """How the codecs do on this update."""
@@ -91,18 +86,24 @@ class Parcels:
     def send(self, update: say.Update, total: Flat) -> None:
         """The update as it is, or in parts."""
         if update.codec == RAW:
-            self._has_paid = self._feedback is not None and self._feedback.is_owing
-            if self._has_paid and self._feedback is not None:
+            self._paid = 0
+            if self._feedback is not None and self._feedback.is_owing:
+                self._paid = update.lease
                 self._feedback.pay(total.raw)
             self._connection.send(update, total.bytes)
             return
         if update.codec not in LOSSLESS and self._feedback is None:
             self._feedback = Feedback(self._live)
-        self._has_paid = self._feedback is not None
+        self._paid = 0
         if self._feedback is not None:
+            self._paid = update.lease
             self._feedback.begin()
         self._connection.send(update)
         self._send_parts(update.codec, total)
+
+    def forget_debts(self) -> None:
+        """What was owed was a gradient, and updates are deltas now; or the other way round."""
+        self._feedback, self._paid = None, 0
 
     def debt(self, flat: Flat) -> memoryview | None:
         """All that is owed, as a last payload; None if that is nothing."""
@@ -123,9 +124,3 @@ class Parcels:
             self.codec_s += time.perf_counter() - started
             self._connection.send(say.Part(), *data)
             started = time.perf_counter()
-
-    def _next_part(self) -> memoryview:
-        message = self._wait()
-        if not isinstance(message, say.Part):
-            raise Interruption(message)
-        return memoryview(self._arrived.popleft())

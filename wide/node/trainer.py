@@ -6,7 +6,7 @@ One lease is one block of the step's tree: each batch's weighted gradient is a l
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -21,13 +21,13 @@ from wide.job.seeding import mix, seed_everything
 from wide.strategy.tree import Block, TreeSum
 
 
-class Assignment(NamedTuple):
-    """Batches first… of a step; `sizes` are their sample counts, `step_samples` the whole step's."""
+class Place(NamedTuple):
+    """A batch's place in the run, and what its gradient weighs in the sum: n/N."""
 
     step: int
-    first: int
-    sizes: list[int]
-    step_samples: int
+    batch: int
+    samples: int
+    weight: float
 
 
 class Trainer:
@@ -40,8 +40,10 @@ class Trainer:
         self.model = build_model(job, seed).to(device).train()
         self.layout = Layout(self.model)
         self.weights = Flat(self.layout, only_live=False)  # where versions arrive, in host memory
-        self._bound = self.weights if device.type == "cpu" else Flat(self.layout, only_live=False, device=device)
-        bind(self.model, self._bound, self.layout)
+        self.bound = self.weights if device.type == "cpu" else Flat(self.layout, only_live=False, device=device)
+        bind(self.model, self.bound, self.layout)
+        if self.bound is not self.weights:
+            self.weights.raw.copy_(self.bound.raw)  # they may be the pool's, too
         by_name = dict(self.model.named_parameters())
         self._parameters = [by_name[slot.name] for slot in self.layout.trainable]
         self._all_touched = (1 << len(self._parameters)) - 1
@@ -56,38 +58,59 @@ class Trainer:
         self._seeds: dict[tuple[float, torch.dtype, torch.Size], torch.Tensor] = {}  # a handful: two per epoch's end
         self._is_on_cpu = device.type == "cpu"
         self._on_host = Flat(self.layout, only_live=True) if device.type != "cpu" else None
-        self.batch = -1  # which batch of the step is being computed: for messages about failures
 
     def keep_versions(self) -> None:
         """From now on versions arrive in memory of their own: differences are added to the last one, which neither the
         buffers' updates nor the user's code may touch.
         """
-        if self.weights is self._bound:
+        if self.weights is self.bound:
             self.weights = Flat(self.layout, only_live=False)
-            self.weights.raw.copy_(self._bound.raw)
+            self.weights.raw.copy_(self.bound.raw)
 
     def weights_changed(self) -> None:
         """A new version has been written into `weights`."""
-        if self._bound is not self.weights:
-            self._bound.raw.copy_(self.weights.raw)
+        if self.bound is not self.weights:
+            self.bound.raw.copy_(self.weights.raw)
+        self.buffers_changed()
+
+    def buffers_changed(self) -> None:
+        """Each batch starts from the model's buffers as they are now."""
         if self._homes:
-            self._version.buffers_raw.copy_(self._bound.buffers_raw)
+            self._version.buffers_raw.copy_(self.bound.buffers_raw)
+
+    def has_moved(self, update: Flat) -> bool:
+        """Have this update's batches changed any buffer?"""
+        is_kept = torch.equal(update.kept_raw, self._version.kept_raw)
+        return not is_kept or any(bool(run.any()) for run in update.averaged_runs)
+
+    def restore_buffers(self) -> None:
+        """Undo what the last batch changed in them."""
+        for home, name, view in self._homes:
+            home[name] = view
+        if self._homes:
+            self.bound.buffers_raw.copy_(self._version.buffers_raw)
 
     def seed_of(self, step: int, batch: int) -> int:
         return mix(self.seed, step, batch)
 
-    def compute(self, work: Assignment, batch_at: Callable[[int], Any]) -> tuple[Flat, list[float]]:
-        """The block's gradient sum, in host memory (give it back with `release`), and the loss of each batch."""
-        total: TreeSum[Flat] = TreeSum(Block(work.first, work.first + len(work.sizes)), self._join)
+    def compute(self, places: Sequence[Place], batch_at: Callable[[int], Any]) -> tuple[Flat, list[float]]:
+        """The gradient sum, in host memory (give it back with `release`), and the loss of each batch."""
+        total, losses = self.sum(places, batch_at)
+        return self.to_host(total), losses
+
+    def sum(self, places: Sequence[Place], batch_at: Callable[[int], Any]) -> tuple[Flat, list[float]]:
+        """The same where it was computed, in the order of the tree. `batch_at(i)` gives the i-th batch."""
+        total: TreeSum[Flat] = TreeSum(Block(0, len(places)), self._join)
         losses = []
         with users_code("computing the loss and its gradient failed"):
-            for i, samples in enumerate(work.sizes):
-                self.batch = work.first + i
-                seed, weight = self.seed_of(work.step, self.batch), samples / work.step_samples
-                leaf, loss = self._leaf(batch_at(i), seed, weight)
-                total.add(Block(self.batch, self.batch + 1), leaf)
+            for i, place in enumerate(places):
+                leaf, loss = self.leaf(batch_at(i), self.seed_of(place.step, place.batch), place.weight)
+                total.add(Block(i, i + 1), leaf)
                 losses.append(loss)
-        return self._to_host(total.take()), losses
+        return total.take(), losses
+
+    def take_buffer(self) -> Flat:
+        return self._spare.pop() if self._spare else Flat(self.layout, only_live=True, device=self.device)
 
     def release(self, flat: Flat) -> None:
         if flat is not self._on_host:
@@ -98,7 +121,7 @@ class Trainer:
         self.release(right)
         return left
 
-    def _to_host(self, flat: Flat) -> Flat:
+    def to_host(self, flat: Flat) -> Flat:
         if self._on_host is None:
             return flat
         self._on_host.raw.copy_(flat.raw)
@@ -106,10 +129,10 @@ class Trainer:
         self.release(flat)
         return self._on_host
 
-    def _leaf(self, batch: Any, seed: int, weight: float) -> tuple[Flat, float]:
+    def leaf(self, batch: Any, seed: int, weight: float) -> tuple[Flat, float]:
         if not self._is_on_cpu:
             batch = batch_to(batch, self.device)
-        self._restore_buffers()
+        self.restore_buffers()
         for parameter in self._parameters:
             parameter.grad = None
         seed_everything(seed, None if self._is_on_cpu else self.device)
@@ -118,7 +141,7 @@ class Trainer:
         value = loss.item()
         if not math.isfinite(value):
             raise TrainingFailed(f"the loss is {value}: lower the learning rate, set clip_norm, or check this batch")
-        leaf = self._spare.pop() if self._spare else Flat(self.layout, only_live=True, device=self.device)
+        leaf = self.take_buffer()
         self._gather_gradients(leaf)
         if self._homes:
             self._gather_buffers(leaf, weight)
@@ -154,12 +177,6 @@ class Trainer:
                 view.copy_(parameter.grad)
                 leaf.touched |= 1 << i
 
-    def _restore_buffers(self) -> None:
-        for home, name, view in self._homes:
-            home[name] = view
-        if self._homes:
-            self._bound.buffers_raw.copy_(self._version.buffers_raw)
-
     def _gather_buffers(self, leaf: Flat, weight: float) -> None:
         """What this batch changed in the buffers. A buffer that did not change adds exactly nothing, -inf included."""
         with torch.no_grad():
@@ -167,8 +184,8 @@ class Trainer:
                 now = home[name]
                 if now is not view and now is not None:  # the model put another tensor in its place
                     view.copy_(now)
-            runs = zip(self._bound.averaged_runs, self._version.averaged_runs, leaf.averaged_runs, strict=True)
+            runs = zip(self.bound.averaged_runs, self._version.averaged_runs, leaf.averaged_runs, strict=True)
             for after, before, change in runs:
                 torch.sub(after, before, out=change)
                 change.masked_fill_(after == before, 0).mul_(weight)
-            leaf.kept_raw.copy_(self._bound.kept_raw)
+            leaf.kept_raw.copy_(self.bound.kept_raw)

@@ -4,27 +4,30 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from itertools import accumulate
 from typing import Any
 
 import torch
 
 from wide.codec.batch import unpack
-from wide.codec.ladder import RAW
 from wide.codec.layout import Flat
 from wide.errors import ConnectionLost, ProtocolError, TrainingFailed, WideError
 from wide.job.definition import Job
 from wide.job.samples import Samples
 from wide.node.greeting import HEADER_LIMIT, PAYLOAD_LIMIT, Identity, introduce
-from wide.node.parcels import Interruption, Parcels
-from wide.node.trainer import Assignment, Trainer
+from wide.node.inbox import Inbox, Package, Stopped
+from wide.node.local import LocalTraining
+from wide.node.parcels import Parcels
+from wide.node.passes import Passes
+from wide.node.trainer import Place, Trainer
 from wide.telemetry.log import log
 from wide.telemetry.process import rss_bytes
 from wide.transport.connection import Connection
 from wide.wire import messages as say
-from wide.wire.frames import Destinations, no_payload
 
 RSS_EVERY_S = 1.0
 LOOK_UP_S = 0.1
+LOOK_OFTEN_S = 0.005  # where messages travel while batches are computed
 
 
 class Unwanted(WideError):
@@ -39,17 +42,15 @@ class Worker:
     """Computes leases, one after the other."""
 
     def __init__(self, connection: Connection, job: Job, welcome: say.Welcome, device: torch.device) -> None:
-        self._connection = connection
+        self._connection, self._job, self._seed = connection, job, welcome.seed
         self._samples: Samples | None = None
-        self._ids = bytearray()  # of the lease at hand
-        self._batches = torch.empty(0, dtype=torch.uint8)  # or these, if they are streamed
         self._waited_s = 0.0
-        self._arriving = (0.0, 0)  # since when a work's payload has been coming, and the bytes that had come by then
-        self._has_weights = False
         self._leaving_why = ""
         self._is_waiting = False
         self._looked_at = 0.0
+        self._batch = -1  # which batch of the lease is being computed: for messages about failures
         self._rss = (0.0, 0)
+        self._travelling: list[Flat] = []  # updates that the network has not taken yet
         problem = ""
         if welcome.data != "stream":
             try:
@@ -57,30 +58,34 @@ class Worker:
             except TrainingFailed as error:
                 problem = str(error)
         self._trainer = Trainer(job, welcome.seed, device)
-        self._parcels = Parcels(connection, self._trainer, self._wait)
-        connection.reader.allow(self._place_for, HEADER_LIMIT, PAYLOAD_LIMIT)
+        self._passes = Passes(self._trainer)
+        self._local: LocalTraining | None = None
+        self._strategy = "sync"
+        self._parcels = Parcels(connection, self._trainer)
+        self._inbox = Inbox(connection, self._trainer, self._parcels)
+        connection.reader.allow(self._inbox.place_for, HEADER_LIMIT, PAYLOAD_LIMIT)
         length = len(self._samples) if self._samples is not None else None
-        connection.send(say.Ready(self._trainer.layout.describe(), length, problem))
+        fingerprint = self._trainer.weights.fingerprint()
+        connection.send(say.Ready(self._trainer.layout.describe(), length, problem, fingerprint))
 
     def work(self) -> say.Stop:
         """Until the coordinator says stop; the user's errors are reported to it before they are raised here."""
         try:
             while True:
-                message = self._wait()
-                if isinstance(message, say.Stop):
-                    return message
-                if not isinstance(message, say.Work):
-                    raise ProtocolError("out of order", f"{type(message).__name__} is not for nodes")
-                self._serve(message)
-        except Interruption as interruption:
-            if isinstance(interruption.message, say.Stop):
-                return interruption.message
-            raise ProtocolError("out of order", str(interruption)) from None
+                self.serve_next()
+        except Stopped as stopped:
+            return stopped.stop
         except Left as left:
             self._say_goodbye(str(left))
             raise
         finally:
             self._parcels.close()
+
+    def serve_next(self) -> None:
+        """One lease, as soon as it is here."""
+        while not self._inbox.ready:
+            self._inbox.hear(self._wait())
+        self._serve(self._inbox.ready.popleft())
 
     def leave(self, why: str) -> None:
         """Called by a signal handler: stop at the next batch, hand in what is owed, and go."""
@@ -102,53 +107,23 @@ class Worker:
         flat = Flat(self._trainer.layout, only_live=True)
         debt = self._parcels.debt(flat)
         self._connection.send(say.Leaving(why), *([debt] if debt is not None else []))
+        self._connection.drain()
 
-    def _place_for(self, message: say.Message, nbytes: int) -> Destinations:
-        """Weights go straight into the model's own buffer, data into memory made for this lease."""
-        if not isinstance(message, say.Work):
-            return (self._parcels.place_for(nbytes),) if isinstance(message, say.Part) else no_payload(message, nbytes)
-        self._arriving = (time.perf_counter(), self._connection.bytes_received)
-        weights = self._trainer.weights.bytes[: message.weights_nbytes]
-        if len(weights) != message.weights_nbytes or nbytes < len(weights):
-            raise ProtocolError("wrong payload", f"{message.weights_nbytes} bytes of weights")
-        if message.batches is None:
-            self._ids = bytearray(nbytes - len(weights))
-            return (weights, memoryview(self._ids))
-        data_nbytes = sum(run[0] for run in message.runs)
-        if nbytes - len(weights) != (data_nbytes if message.batches_codec == RAW else 0):
-            raise ProtocolError("wrong payload", f"{nbytes} bytes for {data_nbytes} bytes of batches")
-        self._batches = torch.empty(data_nbytes, dtype=torch.uint8)
-        return (weights, self._batches.numpy().data) if message.batches_codec == RAW else (weights,)
-
-    def _serve(self, work: say.Work) -> None:
-        received = self._receive(work)
-        self._compute(work, received)
-
-    def _receive(self, work: say.Work) -> tuple[int, float]:
-        """What comes in parts. Returns how many bytes all came in how long, after those that came first."""
-        if work.is_refused:
-            self._parcels.refused()
-        if work.weights_codecs:
-            self._parcels.take_weights(work, is_first=not self._has_weights)
-        if work.batches is not None and work.batches_codec != RAW:
-            self._parcels.take_batches(work, self._batches)
-        since, nbytes_before = self._arriving
-        received = self._connection.bytes_received - nbytes_before, time.perf_counter() - since
-        if work.weights_codecs or work.weights_nbytes:
-            self._has_weights = True
-            self._trainer.weights_changed()
-        return received
-
-    def _compute(self, work: say.Work, received: tuple[int, float]) -> None:
+    def _serve(self, package: Package) -> None:
+        work = package.work
+        is_sync = work.strategy == "sync"
+        if work.strategy != self._strategy:
+            self._change_to(work.strategy)
         started = self._looked_at = time.perf_counter()
-        assignment = Assignment(work.step, work.first, work.sizes, work.step_samples)
         try:
-            total, losses = self._trainer.compute(assignment, self._fetcher(work))
-            self._look_up()
+            total, losses = self._compute(package)
+            if is_sync:
+                self._look_up()
         except Unwanted:
             return
         except TrainingFailed as error:
-            self._connection.send(say.Failed(work.lease, self._trainer.batch, str(error), error.details))
+            self._connection.send(say.Failed(work.lease, self._batch, str(error), error.details))
+            self._connection.drain()
             return
         ended = time.perf_counter()
         speeds = self._parcels.speeds(work.wants_speeds, total) if work.wants_speeds else None
@@ -161,41 +136,90 @@ class Worker:
             network_s=self._waited_s,
             rss_bytes=self._rss_bytes(ended),
             codec=work.reply_codec,
-            received_nbytes=received[0],
-            received_s=received[1],
+            received_nbytes=package.received_nbytes,
+            received_s=package.received_s,
             speeds=speeds,
+            distracted_s=package.distracted_s,
         )
         self._waited_s = self._parcels.codec_s = 0.0
         self._parcels.send(update, total)
-        self._trainer.release(total)
+        if self._connection.has_unsent:
+            self._travelling.append(total)
+        else:
+            self._trainer.release(total)
 
-    def _fetcher(self, work: say.Work) -> Callable[[int], Any]:
+    def _compute(self, package: Package) -> tuple[Flat, list[float]]:
+        """The lease's gradient sum, or, where this node makes steps of its own, what they changed."""
+        work, places = package.work, package.places
+        batch_at = self._fetcher(package, places)
+        if self._local is not None and work.strategy == "local":
+            self._rebase()
+            losses = self._local.train(places, batch_at, work.group, self._rebase)
+            self._finish_sending()
+            return self._local.delta(), losses
+        if self._inbox.has_new_weights:
+            self._inbox.has_new_weights = False
+            self._trainer.weights_changed()
+        if work.strategy == "sync":
+            return self._trainer.compute(places, batch_at)
+        total, losses = self._passes.sum(places, batch_at)
+        self._finish_sending()
+        return self._trainer.to_host(total), losses
+
+    def _change_to(self, strategy: str) -> None:
+        """Only in `sync` does this node wait for the network. Steps of its own begin where the pool is."""
+        self._connection.drain()
+        self._connection.stream.set_blocking(strategy == "sync")
+        if "local" in (strategy, self._strategy):
+            self._parcels.forget_debts()
+        self._strategy = strategy
+        if strategy == "local":
+            self._trainer.weights_changed()
+            self._local = self._local or LocalTraining(self._job, self._trainer, self._passes, self._seed)
+            self._local.begin()
+
+    def _rebase(self) -> None:
+        """Between two steps of this node's own: are there new weights?"""
+        if self._inbox.has_new_weights and self._local is not None:
+            self._inbox.has_new_weights = False
+            self._local.rebase()
+
+    def _finish_sending(self) -> None:
+        """Nobody gets further ahead of the network than by one update."""
+        self._connection.drain()
+        while self._travelling:
+            self._trainer.release(self._travelling.pop())
+
+    def _fetcher(self, package: Package, places: list[Place]) -> Callable[[int], Any]:
         """What gives the lease's i-th batch."""
-        streamed = unpack(work.batches, self._batches) if work.batches is not None else None
-        samples, offset_nbytes = self._samples, 0
+        work, samples = package.work, self._samples
+        streamed = unpack(work.batches, package.batches) if work.batches is not None else None
+        starts = [8 * start for start in accumulate(work.sizes, initial=0)]
 
         def batch_at(i: int) -> Any:
+            self._batch = i
             if self._leaving_why:
                 raise Left(self._leaving_why)
-            self._look_up()
+            self._look_up(LOOK_UP_S if work.strategy == "sync" else LOOK_OFTEN_S)
             if streamed is not None:
                 return streamed[i]
             if samples is None:
                 raise ProtocolError("no data", "sample ids for a node without a data set")
-            nonlocal offset_nbytes
-            ids = torch.frombuffer(self._ids, dtype=torch.int64, count=work.sizes[i], offset=offset_nbytes)
-            offset_nbytes += ids.nbytes
-            return samples.batch(ids, self._trainer.seed_of(work.step, work.first + i))
+            ids = torch.frombuffer(package.ids, dtype=torch.int64, count=work.sizes[i], offset=starts[i])
+            return samples.batch(ids, self._trainer.seed_of(places[i].step, places[i].batch))
 
         return batch_at
 
-    def _look_up(self) -> None:
-        """In a long lease, see now and then whether the coordinator has changed its mind."""
+    def _look_up(self, every_s: float = LOOK_UP_S) -> None:
+        """In a long lease, see now and then what the coordinator has to say; in `sync` that can only be goodbye."""
         now = time.perf_counter()
-        if now - self._looked_at > LOOK_UP_S:
-            self._looked_at = now
-            if self._connection.has_input():
-                raise Unwanted("the coordinator has something else to say")
+        if now - self._looked_at <= every_s:
+            return
+        self._looked_at = now
+        if every_s != LOOK_UP_S:
+            self._inbox.look()
+        elif self._connection.has_input():
+            raise Unwanted("the coordinator has something else to say")
 
     def _rss_bytes(self, now: float) -> int:
         if now - self._rss[0] > RSS_EVERY_S:

@@ -56,10 +56,10 @@ def _worth(size: int, most: int) -> tuple[int, int]:
     return (size if size <= most else 1 << (most.bit_length() - 1)), -size
 
 
-def lease_size(missing: int, share: float, free: int, takers: int) -> int:
-    """How many batches to lease: a node's share, by speed, of what is missing. So leases shrink as a step ends.
+def lease_size(left: float, share: float, free: int, takers: int) -> int:
+    """How many batches to lease: a node's share, by speed, of what is left. So leases shrink as a step ends.
 
     The tree has blocks of few sizes, so a lease is mostly smaller, and the next one makes up for it; but measured
     shares are noisy, so 3.5 batches count as 4. Never so many that another idle node would find nothing left.
     """
-    return min(max(1, int(missing * share * TOLERANCE)), math.ceil(free / takers))
+    return min(max(1, int(left * share * TOLERANCE)), math.ceil(free / takers))

@@ -15,6 +15,7 @@ class Link:
 
     bytes_per_s: float
     delay_s: float = 0.0
+    is_guess: bool = False  # from a probe, which bursts deceive: the first real payload knows better
 
     def observe(self, nbytes: int, seconds: float, busy_s: float) -> None:
         """`nbytes` arrived within `seconds`, while one of the ends was busy with something else for `busy_s`.
@@ -25,7 +26,9 @@ class Link:
             return
         rate = nbytes / seconds
         if busy_s < seconds / 2:
-            self.bytes_per_s = MEMORY * self.bytes_per_s + (1 - MEMORY) * rate
+            memory = 0.0 if self.is_guess else MEMORY
+            self.bytes_per_s = memory * self.bytes_per_s + (1 - memory) * rate
+            self.is_guess = False
         elif rate > self.bytes_per_s:
             self.bytes_per_s = rate
 

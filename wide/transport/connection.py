@@ -23,6 +23,8 @@ class Stream(Protocol):
     def has_input(self) -> bool: ...
     def receive_into(self, view: memoryview) -> int: ...
     def send(self, buffers: Sequence[bytes | memoryview]) -> int: ...
+    def set_blocking(self, is_blocking: bool) -> None: ...
+    def wait(self, reading: bool, writing: bool) -> None: ...
     def close(self) -> None: ...
 
 
@@ -81,13 +83,34 @@ class Connection:
         return self.reader.fed(nbytes)
 
     def wait(self) -> Message:
-        """The next message, on a blocking stream."""
+        """The next message, however long that takes. On a stream that does not block, what is unsent goes out too."""
         while not self._inbox:
+            before = self.bytes_received
             messages = self.receive()
             if len(messages) == 1:
                 return messages[0]
             self._inbox.extend(messages)
+            if self.bytes_received == before:
+                self.stream.wait(reading=True, writing=self.has_unsent)
+                self.flush()
         return self._inbox.popleft()
+
+    def poll(self) -> list[Message]:
+        """What has come, and out with what is unsent, without waiting; for streams that do not block."""
+        self.flush()
+        before = -1
+        while before != self.bytes_received:
+            before = self.bytes_received
+            self._inbox.extend(self.receive())
+        messages = list(self._inbox)
+        self._inbox.clear()
+        return messages
+
+    def drain(self) -> None:
+        """Until all is sent."""
+        while self.has_unsent:
+            self.stream.wait(reading=False, writing=True)
+            self.flush()
 
     def has_input(self) -> bool:
         """Would `wait` return, or at least read something, at once?"""

@@ -23,6 +23,14 @@ class MemoryStream:
     def has_input(self) -> bool:
         return bool(self._incoming) or self.peer.is_closed
 
+    def set_blocking(self, is_blocking: bool) -> None:
+        """It never blocks."""
+
+    def wait(self, reading: bool, writing: bool) -> None:
+        """There is nobody else who could do anything meanwhile."""
+        if reading and not self.has_input():
+            raise ConnectionLost("nothing will come any more")
+
     def receive_into(self, view: memoryview) -> int:
         nbytes = min(len(view), len(self._incoming), self._most)
         if nbytes == 0 and (self.peer.is_closed or self.is_closed):

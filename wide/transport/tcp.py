@@ -37,6 +37,14 @@ class TcpStream:
     def has_input(self) -> bool:
         return bool(select.select((self._sock,), (), (), 0)[0])
 
+    def set_blocking(self, is_blocking: bool) -> None:
+        self._sock.setblocking(is_blocking)
+
+    def wait(self, reading: bool, writing: bool) -> None:
+        """Until it can be read from, or written to."""
+        mine = (self._sock,)
+        select.select(mine if reading else (), mine if writing else (), ())
+
     def receive_into(self, view: memoryview) -> int:
         try:
             nbytes = self._recv_into(view, self._read_nbytes if len(view) > self._read_nbytes else 0)

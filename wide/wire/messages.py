@@ -18,7 +18,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-PROTOCOL = 2
+PROTOCOL = 3
 Stored = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  # SQLite holds no more
 
 
@@ -30,7 +30,7 @@ class Hello(Message, frozen=True):
     """I would like to work for you. This is my token, and this is what I run on."""
 
     token: str
-    role: str  # "node" or "evaluator"
+    role: str  # "node", "evaluator", or "planner", who only asks
     name: str
     host: str
     pid: int
@@ -66,17 +66,21 @@ class Ready(Message, frozen=True):
     tensors: list[Tensor]
     samples: int | None
     data_problem: str = ""
+    weights: str = ""  # a fingerprint of those that I begin with: if yours are the same, you need not send them
 
 
 class Work(Message, frozen=True):
-    """Please compute the gradient of these batches. Payload: weights (if yours are old), then ids or batches."""
+    """Please compute these batches. Payload: weights (if yours are old), then ids or batches.
+
+    In `sync` and `async` I would like the sum of their gradients. In `local` make a step of your own optimizer for each
+    `group` of them, and tell me how far you got. If I am not in `sync` you may still be at your last work: go on with
+    this one when you are done, and do not wait until I have read your update.
+    """
 
     lease: int
     version: int
-    step: int
-    first: int  # of the step's batches
+    stretches: list[tuple[int, int, int, int]]  # step, first of its batches, how many, and N: the step's samples
     sizes: list[int]  # samples in each batch
-    step_samples: int  # N, so that each batch weighs n/N
     weights_nbytes: int  # raw ones in the payload; 0: you have this version, or they follow in parts
     batches: list[Any] | None = None  # how the streamed batches look; None: sample ids follow
     weights_codecs: list[str] = []  # in parts: each version since yours and how it is encoded; or, if
@@ -84,12 +88,16 @@ class Work(Message, frozen=True):
     batches_codec: str = "raw"  # else the batches follow in parts too, and
     runs: list[tuple[int, int]] = []  # these are the bytes of each, and the bytes in a number
     reply_codec: str = "raw"  # how I would like your update to be encoded
-    is_refused: bool = False  # your last update did not count
+    refused: int = 0  # your update for this lease did not count
     wants_speeds: tuple[str, ...] = ()  # please try these codecs on your next update, and tell me how it went
+    strategy: str = "sync"
+    group: int = 0
 
 
 class Update(Message, frozen=True):
-    """Here is what you leased to me, summed. May I have more? Payload: the flat gradient buffer, if it is raw."""
+    """Here is what you leased to me: a sum of gradients, or what my own steps changed. May I have more? Payload: that,
+    as one flat buffer, if it is raw.
+    """
 
     lease: int
     losses: list[float]
@@ -102,6 +110,7 @@ class Update(Message, frozen=True):
     received_nbytes: int = 0  # of your last work's payload, after the first bytes of it, in
     received_s: float = 0.0  # this time
     speeds: dict[str, tuple[float, float, float, float, float]] | None = None  # codec.speeds.Speed
+    distracted_s: float = 0.0  # the longest while in which I did not look for more of it
 
 
 class Part(Message, frozen=True):
@@ -109,7 +118,7 @@ class Part(Message, frozen=True):
 
 
 class Failed(Message, frozen=True):
-    """Your code, or my machine, failed at this batch (-1: before any batch). I cannot go on."""
+    """Your code, or my machine, failed at this batch of the lease (-1: before any batch). I cannot go on."""
 
     lease: int
     batch: int
@@ -146,7 +155,15 @@ class Stop(Message, frozen=True):
     exit_code: int
 
 
+class Planned(Message, frozen=True):
+    """You asked how this pool should train: this is what I measured, and what I would do. As JSON."""
+
+    plan: str
+
+
 TYPES: dict[int, type[Message]] = dict(
-    enumerate((Hello, Welcome, Ready, Work, Update, Failed, Leaving, Evaluate, Evaluated, Stop, Probe, Part), start=1)
+    enumerate(
+        (Hello, Welcome, Ready, Work, Update, Failed, Leaving, Evaluate, Evaluated, Stop, Probe, Part, Planned), start=1
+    )
 )
 CODES = {kind: code for code, kind in TYPES.items()}

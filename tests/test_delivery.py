@@ -1,0 +1,99 @@
+"""Work on its way out: one behind the other, whole, and never sent from memory that changes meanwhile."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from contextlib import closing
+
+import pytest
+import torch
+from torch import nn
+
+from tests.jobs import make, points
+from wide.codec.encoders import Encoders
+from wide.coordinator.choices import Choices
+from wide.coordinator.delivery import Delivery
+from wide.coordinator.events import GrantLease
+from wide.coordinator.feed import Feed
+from wide.coordinator.master import Master
+from wide.coordinator.peer import Peer
+from wide.coordinator.record import Record
+from wide.coordinator.switchboard import Switchboard
+from wide.coordinator.versions import Versions
+from wide.job.samples import Samples
+from wide.job.schedule import Schedule
+from wide.store.rundb import RunDb
+from wide.strategy.tree import Block
+from wide.telemetry.link import Link
+from wide.telemetry.progress import Progress
+from wide.transport.connection import Connection
+from wide.transport.memory import pair
+from wide.transport.tcp import Listener
+from wide.wire import messages as say
+
+
+class Desk:
+    """A coordinator's outgoing half, and one peer at the end of a line in memory."""
+
+    def __init__(self, folder, compress):
+        job = make(dataset=lambda: points(400), model=lambda: nn.Linear(600, 400))
+        schedule = Schedule(400, 8, 4, seed=0)
+        self.db, self.encoders = RunDb(folder / "run.db"), Encoders()
+        self.master = Master(job, job.model(), seed=0)
+        nbytes = self.master.layout.live_nbytes
+        choices = Choices(compress, nbytes, Record(self.db, Progress(), schedule), self.encoders)
+        nobody = lambda *_: None  # noqa: E731
+        self.board = Switchboard(Listener("127.0.0.1", 0), nobody, nobody, nobody, nobody)
+        versions = Versions(self.master.weights, self.master.layout, self.encoders)
+        self.delivery = Delivery(versions, Feed(Samples(job, 0), schedule), choices, self.encoders, self.board)
+        mine, theirs = pair()
+        self.peer = Peer(Connection(mine), "there", 0.0, node=1, is_working=True, has_data=True)
+        self.peer.up = self.peer.down = Link(1e6)
+        self.board.peers[1] = self.peer
+        choices.decide(self.peer, 0, now=1.0)
+        self.node = Connection(theirs, lambda message, nbytes: [memoryview(bytearray(nbytes))] if nbytes else [])
+        self.node.reader.allow(self.node.reader.sink, 1 << 20, 1 << 30)
+
+    def grant(self, lease, version):
+        self.delivery.deliver(self.peer, GrantLease(1, lease, Block(lease, lease + 1)), version, "local")
+
+    def heard(self):
+        while self.peer.pending:
+            self.delivery.pump(self.peer)
+        return [type(message) for message in self.node.poll()]
+
+    def close(self):
+        self.encoders.close()
+        self.delivery.feed.close()
+        self.board.close(0)
+        self.db.close()
+
+
+@pytest.fixture
+def desk(tmp_path, request):
+    with closing(Desk(tmp_path, request.param)) as desk:
+        yield desk
+
+
+@pytest.mark.parametrize("desk", ["zstd"], indirect=True)
+def test_the_next_work_is_said_after_all_parts_of_the_one_before(desk):
+    desk.grant(1, version=0)
+    desk.grant(2, version=0)  # while parts of the first are still being compressed
+    said = desk.heard()
+    assert said[0] is said[-1] is say.Work
+    assert set(said[1:-1]) == {say.Part}
+    assert len(said) > 3
+
+
+@pytest.mark.parametrize("desk", ["none"], indirect=True)
+def test_a_version_is_not_overwritten_while_it_may_still_be_on_its_way(desk):
+    desk.peer.pending.append((say.Part(), Future()))  # something is still to be sent before all that follows
+    for version in range(4):
+        desk.grant(version + 1, version)
+    assert desk.peer.sending == {0, 1, 2, 3}
+    assert len(desk.delivery.versions._copies) == 4
+    desk.peer.pending.clear()
+    with torch.no_grad():
+        desk.master.weights.trainable[0].add_(1)
+    desk.grant(5, version=4)
+    assert len(desk.delivery.versions._copies) == 1, "then its memory is used again"

@@ -1,0 +1,80 @@
+"""The job's own optimizer and scheduler at work: gradients in, one step of the weights. Knows the user's optimizer;
+where the gradients come from, and whether this is the pool's one optimizer or a node's own, is the caller's.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from wide.errors import TrainingFailed
+from wide.job.definition import Job
+from wide.job.loading import users_code
+from wide.job.seeding import generators, mix, seed_everything
+
+
+class Descent:
+    """Steps of one model. `steps` counts how often the scheduler was stepped."""
+
+    def __init__(self, job: Job, model: nn.Module, trainable: Sequence[str], seed: int) -> None:
+        self._clip_norm, self._seed = job.clip_norm, seed
+        by_name = dict(model.named_parameters())
+        self.parameters = [by_name[name] for name in trainable]
+        with users_code("building the optimizer or its scheduler failed"):
+            self.optimizer = job.optimizer(list(model.parameters()))
+            self.scheduler = job.scheduler(self.optimizer) if job.scheduler else None
+        _check_closure(self.optimizer)
+        self.steps = 0
+
+    @property
+    def is_plain(self) -> bool:
+        """Is a step −lr · gradient, but for momentum and decay? Then parts of a gradient can be applied one by one."""
+        is_sgd = type(self.optimizer) is torch.optim.SGD and self._clip_norm is None
+        return is_sgd and not any(group.get("maximize") for group in self.optimizer.param_groups)
+
+    @property
+    def rates(self) -> list[float]:
+        """The learning rate of each parameter."""
+        by_parameter = {id(p): float(group["lr"]) for group in self.optimizer.param_groups for p in group["params"]}
+        return [by_parameter.get(id(parameter), 0.0) for parameter in self.parameters]
+
+    def step(self, gradients: Sequence[torch.Tensor], touched: int, number: int) -> None:
+        """One step; bit i of `touched` says that parameter i has a gradient at all. `number` is the step's own."""
+        for i, (parameter, gradient) in enumerate(zip(self.parameters, gradients, strict=True)):
+            parameter.grad = gradient if touched >> i & 1 else None
+        with generators, users_code("the optimizer's step failed"):
+            seed_everything(mix(self._seed, number))  # for optimizers that add noise
+            if self._clip_norm is not None:
+                nn.utils.clip_grad_norm_(self.parameters, self._clip_norm)
+            self.optimizer.step()
+
+    def advance(self, steps: int) -> None:
+        """Bring the scheduler to where the run is: it is stepped once for each update of the model."""
+        if self.scheduler is None:
+            return
+        with generators, users_code("the scheduler's step failed"):
+            while self.steps < steps:
+                self._scheduler_step()
+                self.steps += 1
+
+    def _scheduler_step(self) -> None:
+        assert self.scheduler is not None
+        if self.steps:
+            self.scheduler.step()
+            return
+        with warnings.catch_warnings():  # torch would like to see a step of the optimizer first; a late comer has none
+            warnings.filterwarnings("ignore", "Detected call of .lr_scheduler.step", UserWarning)
+            self.scheduler.step()
+
+
+def _check_closure(optimizer: torch.optim.Optimizer) -> None:
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise TrainingFailed(
+            f"{type(optimizer).__name__} computes the loss again and again within one step (it needs a closure), "
+            "which a pool cannot do: use an optimizer such as SGD or AdamW"
+        )

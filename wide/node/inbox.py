@@ -1,0 +1,135 @@
+"""What a node is told: work as it comes in, piece by piece, until it can be begun. Knows messages and where their
+payloads go; computes nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass
+
+import torch
+
+from wide.codec.ladder import RAW
+from wide.errors import ProtocolError, WideError
+from wide.node.parcels import Parcels, Unpacking
+from wide.node.trainer import Place, Trainer
+from wide.transport.connection import Connection
+from wide.wire import messages as say
+from wide.wire.frames import Destinations, no_payload
+
+
+class Stopped(WideError):
+    """The coordinator has said goodbye."""
+
+    def __init__(self, stop: say.Stop) -> None:
+        super().__init__(stop.why)
+        self.stop = stop
+
+
+@dataclass(slots=True)
+class Package:
+    """Work, and its data as far as it has come: sample ids, or the batches' bytes."""
+
+    work: say.Work
+    ids: bytearray
+    batches: torch.Tensor
+    since: float
+    nbytes_before: int
+    received_nbytes: int = 0
+    received_s: float = 0.0
+    distracted_s: float = 0.0  # the longest while in which nobody looked for more
+
+    @property
+    def places(self) -> list[Place]:
+        """Of its batches."""
+        sizes = iter(self.work.sizes)
+        return [
+            Place(step, batch, (size := next(sizes)), size / step_samples)
+            for step, first, count, step_samples in self.work.stretches
+            for batch in range(first, first + count)
+        ]
+
+
+class Inbox:
+    """`ready` holds work that has come whole. `has_new_weights`: so has a version that nobody has looked at."""
+
+    def __init__(self, connection: Connection, trainer: Trainer, parcels: Parcels) -> None:
+        self._connection, self._trainer, self._parcels = connection, trainer, parcels
+        self.ready: deque[Package] = deque()
+        self.has_new_weights = False
+        self._has_weights = False
+        self._begun: deque[Package] = deque()  # their messages are not here yet
+        self._parts: deque[bytearray] = deque()
+        self._current: tuple[Package, Unpacking] | None = None
+        self._looked_at = 0.0
+
+    def hear(self, message: say.Message) -> None:
+        if isinstance(message, say.Work):
+            self._begin(self._begun.popleft())
+        elif isinstance(message, say.Part) and self._current is not None:
+            self._go_on(memoryview(self._parts.popleft()))
+        elif isinstance(message, say.Stop):
+            raise Stopped(message)
+        else:
+            raise ProtocolError("out of order", f"{type(message).__name__} is not for now")
+
+    def look(self) -> None:
+        """See what has come, in the middle of other work."""
+        now = time.perf_counter()
+        for package in [*self._begun, *([self._current[0]] if self._current else [])]:
+            package.distracted_s = max(package.distracted_s, now - self._looked_at)
+        for message in self._connection.poll():
+            self.hear(message)
+        self._looked_at = time.perf_counter()
+
+    def place_for(self, message: say.Message, nbytes: int) -> Destinations:
+        """Weights go straight into the buffer for versions, data into memory made for this lease."""
+        if isinstance(message, say.Part):
+            self._parts.append(bytearray(nbytes))
+            return (memoryview(self._parts[-1]),)
+        if not isinstance(message, say.Work):
+            return no_payload(message, nbytes)
+        weights = self._trainer.weights.bytes[: message.weights_nbytes]
+        if len(weights) != message.weights_nbytes or nbytes < len(weights):
+            raise ProtocolError("wrong payload", f"{message.weights_nbytes} bytes of weights")
+        data_nbytes, ids_nbytes = sum(run[0] for run in message.runs), 0
+        is_raw = message.batches is not None and message.batches_codec == RAW
+        if message.batches is None:
+            ids_nbytes = nbytes - len(weights)
+        elif nbytes - len(weights) != (data_nbytes if is_raw else 0):
+            raise ProtocolError("wrong payload", f"{nbytes} bytes for {data_nbytes} bytes of batches")
+        batches = torch.empty(data_nbytes, dtype=torch.uint8)
+        since, nbytes_before = time.perf_counter(), self._connection.bytes_received
+        package = Package(message, bytearray(ids_nbytes), batches, since, nbytes_before)
+        self._begun.append(package)
+        return (weights, batches.numpy().data if is_raw else memoryview(package.ids))
+
+    def _begin(self, package: Package) -> None:
+        work = package.work
+        if work.refused:
+            self._parcels.refused(work.refused)
+        if work.weights_codecs or work.strategy != "sync":
+            self._trainer.keep_versions()
+        if not work.weights_nbytes and not work.weights_codecs:
+            self.has_new_weights = self.has_new_weights or not self._has_weights
+            self._has_weights = True  # those that this node has built are the pool's
+        unpacking = self._parcels.unpack(work, not self._has_weights, package.batches)
+        self._current = package, unpacking
+        self._go_on(None)
+
+    def _go_on(self, part: memoryview | None) -> None:
+        assert self._current is not None
+        package, unpacking = self._current
+        try:
+            next(unpacking) if part is None else unpacking.send(part)
+        except StopIteration:
+            self._current = None
+            self._is_whole(package)
+
+    def _is_whole(self, package: Package) -> None:
+        package.received_nbytes = self._connection.bytes_received - package.nbytes_before
+        package.received_s = time.perf_counter() - package.since
+        if package.work.weights_codecs or package.work.weights_nbytes:
+            self._has_weights = self.has_new_weights = True
+        self.ready.append(package)

@@ -1,0 +1,102 @@
+"""Local training: steps of the job's own optimizer on this node, and what they changed. Never sees the network.
+
+    Δ = anchor − θ      what is sent at a lease's end; then anchor ← θ, and the next lease goes on from there
+    θ ← V + (θ − anchor), anchor ← V      when the pool's new weights V arrive, in the middle of a lease
+
+So each step is part of exactly one Δ, however long the last one and the new weights have travelled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from wide.codec.layout import Flat
+from wide.job.definition import Job
+from wide.job.descent import Descent
+from wide.node.passes import Passes
+from wide.node.trainer import Place, Trainer
+
+
+class LocalTraining:
+    """A trainer with an optimizer of its own, whose state stays here."""
+
+    def __init__(self, job: Job, trainer: Trainer, passes: Passes, seed: int) -> None:
+        self._trainer, self._passes = trainer, passes
+        self._descent = Descent(job, trainer.model, [slot.name for slot in trainer.layout.trainable], seed)
+        self._anchor = Flat(trainer.layout, only_live=False, device=trainer.device)
+        self._spare = Flat(trainer.layout, only_live=False, device=trainer.device)
+        self._touched = 0
+
+    def begin(self) -> None:
+        """From the model as it is."""
+        self._anchor.raw.copy_(self._trainer.bound.raw)
+
+    @torch.no_grad()
+    def rebase(self) -> None:
+        """The pool's new weights are in `trainer.weights`: go on from them, with what was learned since the last Δ."""
+        self._trainer.restore_buffers()
+        bound, new, anchor = self._trainer.bound, self._spare, self._anchor
+        new.raw.copy_(self._trainer.weights.raw)
+        for mine, theirs, before in zip(bound.trainable, new.trainable, anchor.trainable, strict=True):
+            mine.add_(theirs - before)
+        for mine, theirs, before in zip(bound.averaged, new.averaged, anchor.averaged, strict=True):
+            mine.add_((theirs - before).masked_fill_(theirs == before, 0))  # of what did not change nothing, -inf too
+        bound.kept_raw.copy_(new.kept_raw)
+        for mine, theirs in zip(bound.frozen, new.frozen, strict=True):
+            mine.copy_(theirs)
+        self._anchor, self._spare = new, anchor
+        self._trainer.buffers_changed()
+
+    def train(
+        self,
+        places: Sequence[Place],
+        batch_at: Callable[[int], Any],
+        group: int,
+        between: Callable[[], None],
+    ) -> list[float]:
+        """One step for each `group` of batches. Returns the loss of each batch; `between` steps, see what is new."""
+        losses: list[float] = []
+        self._descent.advance(places[0].step)
+        for first in range(0, len(places), group):
+            mine = places[first : first + group]
+            samples = sum(place.samples for place in mine)
+            weighted = [place._replace(weight=place.samples / samples) for place in mine]
+            total, new = self._passes.sum(weighted, partial(_shifted, batch_at, first))
+            self._descent.step(total.trainable, total.touched, places[0].step + first // group)
+            self._descent.advance(places[0].step + first // group + 1)
+            self._move_buffers(total)
+            self._touched |= total.touched
+            self._trainer.release(total)
+            losses += new
+            between()
+        return losses
+
+    @torch.no_grad()
+    def _move_buffers(self, total: Flat) -> None:
+        self._trainer.restore_buffers()
+        bound = self._trainer.bound
+        for run, change in zip(bound.averaged_runs, total.averaged_runs, strict=True):
+            run.add_(change)
+        bound.kept_raw.copy_(total.kept_raw)
+        self._trainer.buffers_changed()
+
+    @torch.no_grad()
+    def delta(self) -> Flat:
+        """Δ, in host memory: what was changed since the last one."""
+        bound, delta = self._trainer.bound, self._trainer.take_buffer()
+        for out, before, after in zip(delta.trainable, self._anchor.trainable, bound.trainable, strict=True):
+            torch.sub(before, after, out=out)
+        for out, before, after in zip(delta.averaged, self._anchor.averaged, bound.averaged, strict=True):
+            torch.sub(after, before, out=out).masked_fill_(after == before, 0)
+        delta.kept_raw.copy_(bound.kept_raw)
+        delta.touched, self._touched = self._touched, 0
+        self._anchor.raw.copy_(bound.raw)
+        return self._trainer.to_host(delta)
+
+
+def _shifted(batch_at: Callable[[int], Any], first: int, i: int) -> Any:
+    return batch_at(first + i)
