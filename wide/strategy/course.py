@@ -19,6 +19,14 @@ from wide.strategy.tree import Block
 
 TINY = 1e-9
 PATIENCE = 0.5
+DURATIONS = 64
+LEAST_LENGTH = 2
+MOST_LENGTH = 500  # DiLoCo's
+LEAST_ROUND_S = 0.1
+LEAST_ROUNDS = 16  # of a run, even if the network would like fewer: averaging must have its effect
+WORTH_OVERLAPPING = 0.1  # of a round, spent on travelling; what is less is waited for
+MOST_BATCH_S = 5.0  # who does not look at its connection for longer must not be sent anything meanwhile
+OVERLAP = 4.0  # a round takes this many times what an exchange of weights does, so that these are never very old
 
 
 class Cut(NamedTuple):
@@ -294,15 +302,13 @@ class Local(_OnLine):
 
     def _until_end_s(self, share: Share, now: float) -> float:
         """From when this node will be free to the end of the round that it will then be in."""
-        elapsed = now - self._opened_at if self._opened_at is not None else 0.0
-        free_s = (share.held + 1) * self._round_s - elapsed - share.busy_s
+        free_s = (share.held + 1) * self._round_s - self._waited_s(now) - share.busy_s
         return min(max(free_s, self._round_s / 4), 2 * self._round_s)
 
     def accept(self, node: int, block: Block, now: float) -> list[int]:
         self._contributed.add(node)
         self._late.discard(node)
-        if self._opened_at is not None:
-            self._durations_s.append(now - self._opened_at)
+        self._durations_s.append(self._waited_s(now))
         return self._accept(block)
 
     def is_due(self, holders: Callable[[], set[int]], now: float) -> bool:
@@ -311,8 +317,11 @@ class Local(_OnLine):
         present = holders()
         self._late &= present
         self._awaited = present - self._contributed - self._late
-        waited_s = now - self._opened_at if self._opened_at is not None else 0.0
-        return may_close(len(self._contributed), len(self._awaited), waited_s, self._durations_s)[0]
+        return may_close(len(self._contributed), len(self._awaited), self._waited_s(now), self._durations_s)[0]
+
+    def _waited_s(self, now: float) -> float:
+        """Since the round was opened."""
+        return now - self._opened_at if self._opened_at is not None else 0.0
 
     def version_made(self, pace: Pace, now: float, is_step: bool) -> None:
         self._late |= self._awaited  # the next round does not wait for them
@@ -327,16 +336,6 @@ class Local(_OnLine):
 
     def discount(self, staleness: int) -> float:
         return 1.0
-
-
-DURATIONS = 64
-LEAST_LENGTH = 2
-MOST_LENGTH = 500  # DiLoCo's
-LEAST_ROUND_S = 0.1
-LEAST_ROUNDS = 16  # of a run, even if the network would like fewer: averaging must have its effect
-WORTH_OVERLAPPING = 0.1  # of a round, spent on travelling; what is less is waited for
-MOST_BATCH_S = 5.0  # who does not look at its connection for longer must not be sent anything meanwhile
-OVERLAP = 4.0  # a round takes this many times what an exchange of weights does, so that these are never very old
 
 
 def round_length(tick_s: float, transfer_s: float) -> int:

@@ -143,7 +143,7 @@ def _reason(picked: str, forecasts: dict[str, Forecast]) -> str:
     why = {
         "sync": "exact, and nearly as quick as any other",
         "async": "links are too slow to wait for all, but quick enough for every update",
-        "local": "links are too slow for an update of every step",
+        "local": "links, or the coordinator, are too slow for an update of every step",
     }[picked]
     return f"{why}: {mine.batches_per_s:.3g} batches/s, {mine.utilisation:.0%} of what the nodes can compute; {others}"
 
