@@ -24,7 +24,7 @@ def environment(**changes):
 
 
 @contextmanager
-def started(*arguments, cwd, **changes):
+def started(*arguments, cwd, stderr=subprocess.PIPE, **changes):
     """A running `wide …` in a session of its own; whatever it started is gone afterwards, or the test fails."""
     mark = uuid.uuid4().hex
     process = subprocess.Popen(
@@ -32,7 +32,7 @@ def started(*arguments, cwd, **changes):
         cwd=cwd,
         env=environment(WIDE_TEST_MARK=mark, **changes),
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=stderr,
         text=True,
         start_new_session=True,
     )

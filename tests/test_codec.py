@@ -13,7 +13,8 @@ from tests.jobs import Odd
 from wide.codec.batch import pack, unpack
 from wide.codec.layout import ALIGN_NBYTES, Flat, Layout, bind, difference, unbind
 from wide.errors import ProtocolError, TrainingFailed
-from wide.store.weights import load_weights, save_checkpoint, weights_sha256
+from wide.store.checkpoint import Checkpoint, write
+from wide.store.weights import load_weights, weights_sha256
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int8, torch.uint8, torch.bool]
 DTYPES += [torch.complex64, torch.int32]
@@ -137,6 +138,7 @@ def test_the_fingerprint_sees_names_shapes_types_and_every_bit():
 
 def test_saved_weights_are_loaded_again(tmp_path):
     model = Odd()
-    folder = save_checkpoint(tmp_path, model, 12, {"step": 12})
+    copies = {key: value.clone() for key, value in model.state_dict().items()}
+    folder = write(tmp_path / "checkpoints", Checkpoint(12, copies, {}, {}), keep=3)
     assert (tmp_path / "checkpoints" / "latest").read_text().strip() == folder.name == "step-00000012"
     assert weights_sha256(load_weights(Odd(), tmp_path)) == weights_sha256(model)

@@ -20,7 +20,7 @@ from wide.coordinator.events import (
     NodeJoined,
     NodeLeft,
     RejectUpdate,
-    RunDiverged,
+    RunFailed,
     StrategyChosen,
     Ticked,
     UpdateArrived,
@@ -207,7 +207,7 @@ def test_a_run_without_steps_ends_in_time_in_every_strategy():
 
 
 def test_a_diverging_run_ends_with_its_reason():
-    (end,) = a_pool().handle(RunDiverged("the loss is 40, it was 2"), 1.0)
+    _, end = a_pool().handle(RunFailed("the loss is 40, it was 2"), 1.0)
     assert (end.why, end.failure) == ("failed", "the loss is 40, it was 2")
 
 

@@ -12,6 +12,7 @@ from wide.coordinator.events import (
     NodeJoined,
     NodeLeft,
     RejectUpdate,
+    SaveCheckpoint,
     StopRequested,
     Ticked,
     UpdateArrived,
@@ -56,7 +57,13 @@ def test_the_last_update_closes_the_step_and_opens_the_next():
 def test_the_run_ends_after_its_last_step_and_says_nothing_more():
     pool = a_pool(batches_per_step=1, steps=1)
     (grant,) = join(pool, 1)
-    assert kinds(pool.handle(UpdateArrived(1, grant.lease), 1.0)) == [MergeUpdate, MakeVersion, CloseStep, EndRun]
+    assert kinds(pool.handle(UpdateArrived(1, grant.lease), 1.0)) == [
+        MergeUpdate,
+        MakeVersion,
+        CloseStep,
+        SaveCheckpoint,
+        EndRun,
+    ]
     assert pool.handle(NodeJoined(2), 2.0) == []
 
 
@@ -64,7 +71,13 @@ def test_the_run_ends_when_its_time_is_over():
     pool = a_pool(batches_per_step=1, steps=None, seconds=10)
     (grant,) = join(pool, 1, now=5.0)
     (grant,) = grants(pool.handle(UpdateArrived(1, grant.lease), 14.9))
-    assert kinds(pool.handle(UpdateArrived(1, grant.lease), 15.0)) == [MergeUpdate, MakeVersion, CloseStep, EndRun]
+    assert kinds(pool.handle(UpdateArrived(1, grant.lease), 15.0)) == [
+        MergeUpdate,
+        MakeVersion,
+        CloseStep,
+        SaveCheckpoint,
+        EndRun,
+    ]
 
 
 def test_a_lease_is_granted_again_when_its_node_leaves():
@@ -89,7 +102,7 @@ def test_an_update_counts_once():
     (grant,) = join(pool, 1)
     assert kinds(pool.handle(UpdateArrived(1, grant.lease), 1.0))[0] is MergeUpdate
     (reject,) = pool.handle(UpdateArrived(1, grant.lease), 1.1)
-    assert (type(reject), reject.reason) == (RejectUpdate, "unknown lease")
+    assert (type(reject), reject.reason) == (RejectUpdate, "duplicate")
 
 
 def test_an_update_for_somebody_elses_lease_is_rejected():
@@ -190,7 +203,7 @@ def test_a_failure_on_two_machines_is_the_jobs_own():
 def test_a_failure_on_the_only_node_ends_the_run():
     pool = a_pool()
     (one,) = join(pool, 1)
-    assert kinds(pool.handle(WorkFailed(1, one.lease, 0, "no"), 1.0)) == [RejectUpdate, EndRun]
+    assert kinds(pool.handle(WorkFailed(1, one.lease, 0, "no"), 1.0)) == [RejectUpdate, SaveCheckpoint, EndRun]
 
 
 def test_a_failure_on_the_only_node_of_an_open_pool_leaves_the_work_to_others():
@@ -210,4 +223,4 @@ def test_unsound_numbers_are_never_merged():
 
 
 def test_a_request_to_stop_ends_the_run():
-    assert kinds(a_pool().handle(StopRequested("SIGTERM"), 1.0)) == [EndRun]
+    assert kinds(a_pool().handle(StopRequested("SIGTERM"), 1.0)) == [SaveCheckpoint, EndRun]

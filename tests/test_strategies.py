@@ -158,7 +158,7 @@ class Bench:
         if refresh:
             self.give(self.trainers[node])
             self.locals[node].rebase()
-        self.locals[node].train(*self.lease(block), group, lambda: None)
+        self.locals[node].train(*self.lease(block), group, lambda done, of: True)
         return self.taken(self.locals[node].delta(), self.trainers[node])
 
     def merge(self, block, update):
@@ -275,7 +275,7 @@ def test_overlap_puts_each_step_into_exactly_one_delta():
     local, trainer = bench.locals[0], bench.trainers[0]
     start = numbers(trainer.bound)
     first = numbers(bench.delta(0, Block(0, 2), 1))
-    local.train(*bench.lease(Block(2, 3)), 1, lambda: None)  # the next lease has begun,
+    local.train(*bench.lease(Block(2, 3)), 1, lambda done, of: True)  # the next lease has begun,
     progress = numbers(trainer.bound) - (start - first)
     with torch.no_grad():
         for weight in trainer.weights.trainable:  # when weights from elsewhere come

@@ -35,12 +35,15 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """What `wide run`, `wide serve` and `wide.run` share. None means: as the job says, or no such limit."""
 
     nodes: int | None = None
-    strategy: Strategy = "sync"
+    strategy: Strategy | None = None
     steps: int | None = None
     epochs: float | None = None
     seconds: float | None = None
     seed: int | None = None
     out: Path | None = None
+    resume: str | None = None
+    checkpoint_every: float = 30.0
+    keep: int = 3
     data: Data = "auto"
     compress: Compress | None = None
     log: Log = "normal"
@@ -61,7 +64,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         return self.nodes if self.nodes is not None else (os.cpu_count() or 1)
 
 
-LEAST = {"nodes": 0, "steps": 1, "seed": 0, "port": 0}
+LEAST = {"nodes": 0, "steps": 1, "seed": 0, "port": 0, "keep": 1}
 MOST = {"nodes": 4096, "steps": 2**53, "seed": 2**63 - 1, "port": 65535}
 
 
@@ -73,7 +76,7 @@ def resolve(given: Mapping[str, Any], environ: Mapping[str, str]) -> Options:
     if unknown:
         raise UsageError(f"there is no option {unknown[0]!r}; there are: {', '.join(sorted(hints))}")
     for name, kind in hints.items():
-        value, source = given.get(name), f"--{name}"
+        value, source = given.get(name), f"--{name.replace('_', '-')}"
         if value is None and environ.get(variable := f"WIDE_{name.upper()}"):
             value, source = environ[variable], variable
         if value is not None:
@@ -97,7 +100,7 @@ def _checked(name: str, value: Any, kind: Any, source: str) -> Any:
     if name in LEAST and not LEAST[name] <= value <= MOST.get(name, float("inf")):
         most = f" and at most {MOST[name]}" if name in MOST else ""
         raise UsageError(f"{source} {value}: must be at least {LEAST[name]}{most}")
-    if name in ("epochs", "seconds") and not 0 < value < 1e15:
+    if name in ("epochs", "seconds", "checkpoint_every") and not 0 < value < 1e15:
         raise UsageError(f"{source} {value:g}: must be a number above 0")
     if name == "device":
         _check_device(value, source)
@@ -155,6 +158,6 @@ SOCKET_KEYS: dict[str, tuple[str, Callable[[str], int]]] = {
 def _describe(kind: Any) -> str:
     if typing.get_origin(kind) is Literal:
         return " or ".join(typing.get_args(kind))
-    if isinstance(kind, types.UnionType):
+    if typing.get_origin(kind) in (types.UnionType, typing.Union):
         return _describe(next(part for part in typing.get_args(kind) if part is not type(None)))
     return {int: "a whole number", float: "a number", bool: "true or false", Path: "a folder"}.get(kind, "text")

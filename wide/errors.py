@@ -63,6 +63,12 @@ class ProtocolError(WideError):
         self.reason = reason
 
 
+class Absent(ProtocolError):
+    """The peer was away for too long: paused, or cut off. It may come again."""
+
+    exit_code = NotYet.exit_code
+
+
 class ConnectionLost(WideError):
     """The connection ended: closed by the peer, reset, or timed out."""
 

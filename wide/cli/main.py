@@ -87,6 +87,11 @@ def _parser() -> argparse.ArgumentParser:
     join.add_argument("--device", default="auto", help="auto, cpu, cuda:0, mps")
     join.add_argument("--log", choices=("silent", "normal", "verbose"), default="normal")
     join.add_argument("--socket", metavar="KEY=VALUE,…", help=SOCKET_HELP)
+    join.add_argument(
+        "--retry",
+        metavar="S",
+        help="how long to look for a coordinator that went away (default: 3600; 0: leave at once)",
+    )
     join.set_defaults(call=_join)
     return parser
 
@@ -102,6 +107,9 @@ def _shared(command: argparse.ArgumentParser) -> None:
     command.add_argument("--seconds", metavar="S", help="stop after this time")
     command.add_argument("--seed", metavar="N")
     command.add_argument("--out", metavar="DIR", help="the run's folder (default: runs/<time>-<job>)")
+    command.add_argument("--resume", metavar="auto|DIR", help="go on with a run; auto: with this job's newest, if any")
+    command.add_argument("--checkpoint-every", metavar="S", help="seconds between two checkpoints (default: 30)")
+    command.add_argument("--keep", metavar="N", help="checkpoints to keep (default: 3)")
     command.add_argument("--data", metavar="local|stream|auto", help="nodes build the data set, or are sent batches")
     command.add_argument(
         "--compress",
@@ -163,15 +171,23 @@ def _report(result: Any, as_json: bool, options: Options) -> None:
 
 
 def _join(arguments: argparse.Namespace) -> int:
-    from wide.launch.join import join
+    from wide.launch.join import RETRY_S, Joining, join
 
     environ = {"WIDE_SOCKET": os.environ.get("WIDE_SOCKET", "")}  # a node has no other options of a run
+    sockets = resolve({"socket": arguments.socket}, environ).socket
+    try:
+        retry_s = float(arguments.retry) if arguments.retry is not None else RETRY_S
+    except ValueError:
+        raise UsageError(f"--retry {arguments.retry}: expected a number of seconds") from None
     return join(
-        arguments.address,
-        arguments.job,
-        arguments.token_file,
-        arguments.name,
-        arguments.device,
-        arguments.log,
-        resolve({"socket": arguments.socket}, environ).socket,
+        Joining(
+            arguments.address,
+            arguments.job,
+            arguments.token_file,
+            arguments.name,
+            arguments.device,
+            arguments.log,
+            sockets,
+            retry_s,
+        )
     )

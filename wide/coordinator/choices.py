@@ -34,7 +34,7 @@ class Choices:
         self.compress = RAW if compress == "none" else compress
         self.update_role: Role = "gradient"  # or "delta", if nodes make steps of their own
         self.is_lossless = self.compress == "lossless" or self.compress in LOSSLESS
-        self._live_nbytes, self._record, self._encoders = live_nbytes, record, encoders
+        self.live_nbytes, self._record, self._encoders = live_nbytes, record, encoders
         self._here: dict[Role, Cpu] = {"weights": Cpu(), "batch": Cpu()}  # what this machine encodes
         self._measured_at: dict[str, float] = {}
         self.wants_sample: set[Role] = set()  # codecs should be tried on the next of these that is sent
@@ -47,16 +47,16 @@ class Choices:
         peer.decided_at = now
         for role in [role for role, future in self._measuring.items() if future.done()]:
             self._here[role].speeds |= self._measuring.pop(role).result()
-        self._set(peer, self.update_role, self._live_nbytes, peer.up, peer.cpu)
-        self._set(peer, "weights", self._live_nbytes, peer.down, self._here["weights"])
+        self._set(peer, self.update_role, self.live_nbytes, peer.up, peer.cpu)
+        self._set(peer, "weights", self.live_nbytes, peer.down, self._here["weights"])
         if not peer.has_data:
             self._set(peer, "batch", batch_nbytes, peer.down, self._here["batch"])
         if peer.is_on_this_machine:
             return
         role = self.update_role
-        if self._is_worth_trying(role, self._live_nbytes, peer.up) and self._is_due(f"node {peer.node}", now):
+        if self._is_worth_trying(role, self.live_nbytes, peer.up) and self._is_due(f"node {peer.node}", now):
             peer.wants_speeds = candidates(role, self.is_lossless)[1:]
-        here: dict[Role, int] = {"weights": self._live_nbytes, "batch": batch_nbytes}
+        here: dict[Role, int] = {"weights": self.live_nbytes, "batch": batch_nbytes}
         for role, nbytes in here.items():
             if self._is_worth_trying(role, nbytes, peer.down) and self._is_due(role, now):
                 self.wants_sample.add(role)
@@ -88,8 +88,8 @@ class Choices:
         """How long new weights and an update travel, as things are."""
         if peer.up is None or peer.down is None:
             return 0.0
-        there = seconds(peer.codecs["weights"], self._live_nbytes, peer.down, self._here["weights"])
-        return there + seconds(peer.codecs[self.update_role], self._live_nbytes, peer.up, peer.cpu)
+        there = seconds(peer.codecs["weights"], self.live_nbytes, peer.down, self._here["weights"])
+        return there + seconds(peer.codecs[self.update_role], self.live_nbytes, peer.up, peer.cpu)
 
     def travel(self, peer: Peer) -> dict[str, Travel]:
         """How long an update and new weights would travel, in each codec that the pool's wish allows."""
@@ -97,7 +97,7 @@ class Choices:
             return {RAW: Travel(0.0, 0.0)}
         allowed = candidates(self.update_role, self.is_lossless) if self._is_open("weights") else (self.compress,)
         names = [RAW] if peer.is_on_this_machine else [name for name in allowed if name == RAW or name in PRIORS]
-        nbytes, here = self._live_nbytes, self._here["weights"]
+        nbytes, here = self.live_nbytes, self._here["weights"]
         return {
             name: Travel(
                 seconds(name, nbytes, peer.up, peer.cpu),

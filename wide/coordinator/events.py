@@ -22,13 +22,28 @@ class NodeLeft(Event, frozen=True):
     why: str
 
 
+class NodeSilent(Event, frozen=True):
+    """Nothing was heard of a node for several heartbeats, but its connection has not ended."""
+
+    node: int
+
+
+class NodeHeard(Event, frozen=True):
+    """A silent node is back."""
+
+    node: int
+
+
 class UpdateArrived(Event, frozen=True):
-    """`problem` is empty when the numbers are sound. Computing took the node `compute_s`, by its own watch."""
+    """`problem` is empty when the numbers are sound. Computing took the node `compute_s`, by its own watch. A node that
+    has to go may hand in only the first `batches` of its lease.
+    """
 
     node: int
     lease: int
     problem: str = ""
     compute_s: float = math.inf
+    batches: int | None = None
 
 
 class WorkFailed(Event, frozen=True):
@@ -54,10 +69,11 @@ class StrategyChosen(Event, frozen=True):
     strategy: str
 
 
-class RunDiverged(Event, frozen=True):
-    """The loss is far above where it began."""
+class RunFailed(Event, frozen=True):
+    """Training cannot go on: its loss is far above where it began, or something broke beside it."""
 
     problem: str
+    details: str = ""
 
 
 class StopRequested(Event, frozen=True):
@@ -66,6 +82,21 @@ class StopRequested(Event, frozen=True):
 
 class Ticked(Event, frozen=True):
     """Time passed and nothing else happened."""
+
+
+class Position(msgspec.Struct, frozen=True):
+    """Where a run is, right after a version was made. All batches before `front` are in the weights, but for `holes`;
+    `steps` of the schedule are whole, and so many steps' worth are in the weights; it took `seconds`.
+    """
+
+    strategy: str = "sync"
+    version: int = 0
+    steps: int = 0
+    worth: float = 0.0
+    front: int = 0
+    holes: list[Block] = []
+    filled: float = 0.0
+    seconds: float = 0.0
 
 
 class Action(msgspec.Struct, frozen=True, gc=False):
@@ -124,6 +155,13 @@ class ChangeStrategy(Action, frozen=True):
     """From now on updates are folded like this."""
 
     strategy: str
+
+
+class SaveCheckpoint(Action, frozen=True):
+    """The weights are just what whole versions have made of them: keep them, and where the run is."""
+
+    position: Position
+    is_last: bool = False
 
 
 class DropNode(Action, frozen=True):

@@ -10,7 +10,7 @@ local: the sample-weighted mean of the nodes' deltas, then outer Nesterov (strat
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from wide.codec.layout import Flat, scale
 from wide.coordinator.events import MakeVersion, MergeUpdate
@@ -30,6 +30,8 @@ class Fold(Protocol):
     def merge(self, merge: MergeUpdate, update: Flat) -> None: ...
     def make(self, make: MakeVersion) -> None: ...
     def settle(self) -> None: ...  # the weights are what whole versions have made of them
+    def state(self) -> Any: ...  # what it remembers from one version to the next; `resume` takes it back
+    def resume(self, state: Any) -> None: ...
 
 
 class SyncFold:
@@ -55,6 +57,12 @@ class SyncFold:
 
     def settle(self) -> None:
         """They always are."""
+
+    def state(self) -> Any:
+        return None
+
+    def resume(self, state: Any) -> None:
+        """It remembers nothing."""
 
 
 class AsyncFold:
@@ -104,6 +112,12 @@ class AsyncFold:
         """Nodes may be ahead of them."""
         self._delayed.restore()
 
+    def state(self) -> Any:
+        return self._late
+
+    def resume(self, state: Any) -> None:
+        self._late = state
+
 
 class LocalFold:
     """An update is what a node's own steps changed: Δ = θ before − θ after, and of buffers after − before."""
@@ -133,6 +147,12 @@ class LocalFold:
 
     def settle(self) -> None:
         """They always are."""
+
+    def state(self) -> Any:
+        return self._outer.buffers
+
+    def resume(self, state: Any) -> None:
+        self._outer.buffers = state
 
     def _weight_of(self, block: Block) -> float:
         samples = sum(

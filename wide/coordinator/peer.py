@@ -76,6 +76,10 @@ class Peer:
     wants_write: bool = False
     moved_nbytes: int = 0  # both ways, when last looked at, and
     moved_at: float = 0.0  # since when it is so
+    heard: tuple[int, float] = (0, 0.0)  # bytes received, and when there were fewer
+    said: tuple[int, float] = (0, 0.0)  # and bytes sent
+    is_silent: bool = False
+    bytes_before: tuple[int, int, int] = (0, 0, 0)  # sent, received and raw, by connections before this one
     totals: NodeTotals | None = None
     incoming: deque[Flat | bytearray] = field(default_factory=deque)  # payloads, as they came: flat ones, and parts
 
@@ -100,10 +104,15 @@ class Peer:
         batches, seconds = self._computed
         return batches / seconds if seconds else 0.0
 
+    def begin_totals(self, totals: NodeTotals) -> None:
+        """It may have been here before."""
+        self.totals, self.bytes_before = totals, (totals.bytes_sent, totals.bytes_received, totals.raw_bytes)
+
     def count_bytes(self) -> None:
         """A node's bytes are ours seen from the other end."""
         if self.totals is not None:
-            totals = self.totals
-            totals.bytes_sent, totals.bytes_received = self.connection.bytes_received, self.connection.bytes_sent
-            totals.raw_bytes = totals.bytes_sent + self.saved_nbytes
+            totals, (sent, received, raw) = self.totals, self.bytes_before
+            totals.bytes_sent = sent + self.connection.bytes_received
+            totals.bytes_received = received + self.connection.bytes_sent
+            totals.raw_bytes = raw + self.connection.bytes_received + self.saved_nbytes
             totals.compression_ratio = totals.raw_bytes / max(totals.bytes_sent, 1)

@@ -8,9 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from wide.coordinator.choices import Choices
 from wide.coordinator.peer import Peer
+from wide.coordinator.record import Record
+from wide.errors import NotYet
 from wide.strategy.plan import Measured, Plan, Setting, plan
+from wide.telemetry.log import log
 
 LEAST_UPDATES = 3  # of a node, until its speed is known
 LEAST_S = 2.0
@@ -21,8 +26,9 @@ DRIFT = 1.25  # another strategy must be so much quicker, before a pool changes
 class Planner:
     """`busy` tells how long the coordinator's loop has been busy, all in all, and with how many updates."""
 
-    def __init__(self, choices: Choices, batches_per_step: int, busy: Callable[[], tuple[float, int]]) -> None:
-        self._choices, self._batches_per_step, self._busy = choices, batches_per_step, busy
+    def __init__(self, choices: Choices, record: Record, busy: Callable[[], tuple[float, int]]) -> None:
+        self._choices, self._record, self._busy = choices, record, busy
+        self._told: Plan | None = None
         self._began_at: float | None = None
         self._planned_at = 0.0
 
@@ -42,7 +48,26 @@ class Planner:
             return None
         busy_s, updates = self._busy()
         nodes = [Measured(peer.node, peer.name, peer.batches_per_s, self._choices.travel(peer)) for peer in peers]
-        return plan(nodes, Setting(self._batches_per_step, busy_s / max(updates, 1)))
+        return plan(nodes, Setting(self._record.schedule.batches_per_step, busy_s / max(updates, 1)))
+
+    def answer(self, peers: list[Peer]) -> str:
+        """To somebody who asks how this pool should train: as JSON."""
+        if (found := self.now(peers)) is None:
+            raise NotYet(f"{len(peers)} nodes are here and not all were measured yet: ask again in a moment")
+        return self.words(found, peers)
+
+    def words(self, found: Plan, peers: list[Peer]) -> str:
+        return msgspec.json.encode(describe(found, peers, self._choices.live_nbytes)).decode()
+
+    def tell(self, found: Plan) -> None:
+        """If it is news."""
+        if self._told is not None and self._told.strategy == found.strategy:
+            return
+        self._told = found
+        self._record.chose(0, "strategy", found.strategy, found.reason)
+        log.info("%s: %s", found.strategy, found.reason)
+        for words in found.burdens.values():
+            log.info("%s", words)
 
 
 def is_better(found: Plan, current: str) -> bool:

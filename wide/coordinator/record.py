@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from wide.coordinator.events import MergeUpdate
+from wide.coordinator.events import MergeUpdate, Position
+from wide.errors import TrainingFailed
 from wide.job.schedule import Schedule, Step
 from wide.store.rundb import RunDb
 from wide.telemetry.divergence import Divergence
@@ -16,6 +18,7 @@ from wide.telemetry.totals import NodeTotals
 
 FLUSH_S = 0.25
 SERIES_S = 1.0
+SETTLE_S = 30.0
 
 
 class Record:
@@ -32,6 +35,8 @@ class Record:
         self.metrics: dict[str, float] = {}
         self.started_at = 0.0
         self.ended_at = 0.0
+        self.last_node = 0  # the highest number that was given to one
+        self._spent_s = 0.0  # by processes before this one
         self._step_began_at = 0.0
         self._merged: list[tuple[MergeUpdate, bool, Sequence[int], Sequence[float], float]] = []
         self._closed: list[tuple[Step, bool, float, float]] = []
@@ -43,13 +48,42 @@ class Record:
     @property
     def seconds(self) -> float:
         """From the first lease granted to the last update merged."""
-        return self.ended_at - self.started_at
+        return self.ended_at - self.started_at if self.started_at else self._spent_s
 
     def started(self) -> None:
-        self.started_at = self.ended_at = self._step_began_at = self.progress.started_at = time.monotonic()
+        self.ended_at = self._step_began_at = self.progress.started_at = time.monotonic()
+        self.started_at = self.ended_at - self._spent_s
+
+    def resume(self, position: Position, state: Mapping[str, Any]) -> None:
+        """Go on from there: what was written later is dropped, and will be computed again."""
+        for statement, value in (
+            ("DELETE FROM ledger WHERE version > ?", position.version),
+            ("DELETE FROM steps WHERE step >= ?", position.steps),
+            ("DELETE FROM evaluations WHERE step > ?", position.steps),
+            ("UPDATE nodes SET left_at=?, why='the coordinator ended' WHERE left_at IS NULL", time.time()),
+        ):
+            self.db.write(statement, [(value,)])
+        if not self.db.settle(SETTLE_S):
+            raise TrainingFailed("run.db cannot be written")
+        self.batches, self.samples = state.get("batches", 0), state.get("samples", 0)
+        self.nodes = {saved["node"]: NodeTotals(**saved) for saved in state.get("nodes", ())}
+        self.last_node = self.db.read("SELECT max(node) FROM nodes")[0][0] or 0
+        self._spent_s = position.seconds
+        self.losses = [loss for (loss,) in self.db.read("SELECT loss FROM steps ORDER BY step")]
+        for loss in self.losses[:1]:
+            self.divergence.observe(loss)  # where it began; what made it diverge since then may have been mended
+        query = "SELECT step, first_batch, samples, loss FROM ledger WHERE step >= ?"
+        for step, first, samples, loss in self.db.read(query, position.steps):
+            self._weighted_losses.setdefault(step, {})[first - self.schedule.step(step).first] = [loss * samples]
+        query = "SELECT metric, value FROM evaluations WHERE step = (SELECT max(step) FROM evaluations)"
+        self.metrics = dict(self.db.read(query))
+
+    def is_evaluated(self, step: int) -> bool:
+        return bool(self.db.read("SELECT 1 FROM evaluations WHERE step = ?", step))
 
     def node_joined(self, node: int, name: str, host: str, pid: int) -> NodeTotals:
-        totals = self.nodes[node] = NodeTotals(node, name, pid)
+        totals = self.nodes.get(node) or NodeTotals(node, name, pid)
+        self.nodes[node], self.last_node = totals, max(self.last_node, node)
         self.db.insert("nodes", [(node, name, host, time.time(), None, None)])
         self.progress.nodes += 1
         return totals

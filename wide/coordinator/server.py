@@ -10,13 +10,11 @@ import logging
 import math
 import time
 from collections.abc import Callable
-
-import msgspec
+from typing import Any
 
 from wide.codec.choose import Role
 from wide.codec.encoders import Encoders
 from wide.codec.layout import Flat
-from wide.codec.pieces import MOST_PART_NBYTES
 from wide.coordinator import events
 from wide.coordinator.choices import Choices
 from wide.coordinator.delivery import Delivery
@@ -25,16 +23,27 @@ from wide.coordinator.evaluation import Evaluation
 from wide.coordinator.feed import Feed
 from wide.coordinator.folds import FOLDS, Fold
 from wide.coordinator.intake import Intake
+from wide.coordinator.keeper import Keeper
 from wide.coordinator.master import Master
-from wide.coordinator.patience import exhausted
+from wide.coordinator.patience import exhausted, is_silent, owes_a_beat
 from wide.coordinator.peer import Peer
-from wide.coordinator.planning import Planner, describe, is_better
-from wide.coordinator.probe import Probing
+from wide.coordinator.planning import Planner, is_better
+from wide.coordinator.reception import Reception
 from wide.coordinator.record import Record
 from wide.coordinator.state import Pool
 from wide.coordinator.switchboard import TICK_S, Switchboard
 from wide.coordinator.versions import Versions
-from wide.errors import ConnectionLost, NotYet, ProtocolError, Refused, TrainingFailed, VersionMismatch, WideError
+from wide.errors import (
+    Absent,
+    ConnectionLost,
+    NotYet,
+    ProtocolError,
+    Refused,
+    TrainingFailed,
+    VersionMismatch,
+    WideError,
+)
+from wide.failpoint import reach
 from wide.strategy.plan import Plan
 from wide.telemetry.log import log
 from wide.transport.tcp import Listener
@@ -42,8 +51,6 @@ from wide.wire import messages as say
 
 LINKS_S = 1.0
 TOLD_EVERY_S = 1.0
-EVALUATOR = -1  # its place among the nodes
-HEADER_LIMIT = 1 << 20  # a model of 10,000 tensors describes itself in less
 
 
 class Server:
@@ -58,8 +65,9 @@ class Server:
         feed: Feed,
         record: Record,
         evaluation: Evaluation,
+        keeper: Keeper | None = None,
     ) -> None:
-        self.door, self.pool = door, pool
+        self.door, self.pool, self.keeper = door, pool, keeper
         self.master, self.feed, self.record, self.evaluation = master, feed, record, evaluation
         self.board = Switchboard(listener, self._listen, self._forget, self._dismiss, self._part_is_ready)
         self._encoders = Encoders()
@@ -67,27 +75,27 @@ class Server:
         self.intake = Intake(master, self.choices, lambda: self.board.idle_s)
         versions = Versions(master.weights, master.layout, self._encoders)
         self.delivery = Delivery(versions, feed, self.choices, self._encoders, self.board)
-        self.planner = Planner(self.choices, feed.schedule.batches_per_step, self._busy)
+        self.planner = Planner(self.choices, record, self._busy)
         self.chooses_strategy = False
         self.only_plans = False
-        self.plan: Plan | None = None  # the last one, and
-        self.plan_words = ""  # how it is told
+        self.plan_words = ""  # the plan, if that is all that is wanted
         self.stop_reason = ""  # set from outside (a signal) to end the run
         self.ended: events.EndRun | None = None
         self.last_trouble = ""  # why the last peer was dropped
         self._fold: Fold
         self._use(pool.course.name)
-        self._tensors, self._first_weights = master.layout.describe(), master.weights.fingerprint()
+        self.reception = Reception(door, self.board, record, self.intake, master)
         self._all_touched = (1 << len(master.layout.trainable)) - 1
-        self._nodes = 0
         self._held: list[events.GrantLease] = []
+        self._is_between_versions = True
         self._ticked_at = self._told_at = self._links_at = 0.0
         self._first_at = self._idle_before_s = 0.0  # when the first update came
         self._updates = 0
         self._perform: dict[type[events.Action], Callable[..., None]] = {
             events.GrantLease: self._grant_lease,
             events.MergeUpdate: lambda action: None,  # done where the update is at hand
-            events.MakeVersion: lambda action: self._fold.make(action),
+            events.MakeVersion: self._make_version,
+            events.SaveCheckpoint: self._save_checkpoint,
             events.CloseStep: self._close_step,
             events.RejectUpdate: self._reject_update,
             events.ChangeStrategy: self._change_strategy,
@@ -102,16 +110,31 @@ class Server:
             say.Part: self._heard_part,
             say.Failed: self._heard_failed,
             say.Leaving: self._heard_leaving,
+            say.Alive: lambda peer, _: None,  # it was counted as it came
             say.Evaluated: self._heard_evaluated,
         }
 
     def serve(self, watch: Callable[[], str]) -> None:
         """Until the run is over. `watch` is asked now and then whether there is a reason to give up."""
-        while self.ended is None or (self.evaluation.is_busy and not self.stop_reason):
-            self.board.wait()
-            now = time.monotonic()
-            if now - self._ticked_at >= TICK_S:
-                self._tick(now, watch)
+        try:
+            while self.ended is None or (self.evaluation.is_busy and not self.stop_reason):
+                self.board.wait()
+                now = time.monotonic()
+                if now - self._ticked_at >= TICK_S:
+                    self._tick(now, watch)
+        except TrainingFailed as error:
+            if self._is_between_versions:
+                self._decide(events.RunFailed(str(error), error.details))  # what was trained until then is kept
+            raise
+
+    def resume(self, start: events.Position, fold_state: Any) -> None:
+        """Go on from there: what the fold remembered, and an evaluation that was not finished."""
+        if self.pool.course.name == start.strategy and fold_state is not None:
+            self._fold.resume(fold_state)
+        last = start.steps - 1
+        is_due = last >= 0 and (self.pool.schedule.step(last).is_last_of_epoch or start.steps == self.pool.last_step)
+        if is_due and not self.record.is_evaluated(start.steps):
+            self.evaluation.ask(self.pool.schedule.step(last).epoch, start.steps, self.master.weights)
 
     def close(self) -> None:
         """Say goodbye to everybody, and let go of sockets and threads."""
@@ -132,6 +155,7 @@ class Server:
                 self._dismiss(peer, error)
             elif peer.is_working:
                 peer.count_bytes()
+                self._keep_in_touch(peer, now)
                 self.choices.decide(peer, self.delivery.batch_nbytes, now)
         self.record.flush(now)
         if self.stop_reason:
@@ -139,7 +163,7 @@ class Server:
         elif self.ended is None and (problem := watch()):
             raise TrainingFailed(self.last_trouble or problem)
         if self.record.divergence.problem:
-            self._decide(events.RunDiverged(self.record.divergence.problem))
+            self._decide(events.RunFailed(self.record.divergence.problem))
         if now - self._links_at >= LINKS_S:
             self._links_at = now
             for peer in self.board.members:
@@ -148,17 +172,20 @@ class Server:
             self._planned(found)
         self._decide(events.Ticked())
 
+    def _keep_in_touch(self, peer: Peer, now: float) -> None:
+        """Both ends know within seconds if the other one does not answer any more."""
+        if is_silent(peer, now) != peer.is_silent:
+            peer.is_silent = not peer.is_silent
+            log.info("node %d (%s) %s", peer.node, peer.name, "is silent" if peer.is_silent else "is back")
+            self._decide((events.NodeSilent if peer.is_silent else events.NodeHeard)(peer.node))
+        if owes_a_beat(peer, now):
+            self.board.send(peer, say.Alive())
+
     def _planned(self, found: Plan) -> None:
         """Tell what was found if it is news, and change if it is worth it."""
-        is_news = self.plan is None or self.plan.strategy != found.strategy
-        self.plan = found
-        if is_news:
-            self.record.chose(0, "strategy", found.strategy, found.reason)
-            log.info("%s: %s", found.strategy, found.reason)
-        for words in found.burdens.values() if is_news else ():
-            log.info("%s", words)
+        self.planner.tell(found)
         if self.only_plans:
-            self.plan_words = self._words(found)
+            self.plan_words = self.planner.words(found, self.board.members)
             self._decide(events.StopRequested("planned"))
         elif is_better(found, self.pool.course.name):
             self._decide(events.StrategyChosen(found.strategy))
@@ -220,54 +247,23 @@ class Server:
     def _heard_hello(self, peer: Peer, hello: say.Hello) -> None:
         if peer.node or peer.has_asked:
             raise ProtocolError("out of order", "a second hello")
-        is_evaluator = peer.is_evaluator = self.door.admit(hello)
+        is_evaluator = self.door.admit(hello)
         if hello.role == "planner":
             peer.has_asked = True
-            self._answer_planner(peer)
+            self.board.send(peer, say.Planned(self.planner.answer(self.board.members)))
             return
-        self._nodes += not is_evaluator
-        peer.node = EVALUATOR if is_evaluator else self._nodes
-        peer.name = printable(hello.name)
-        peer.is_on_this_machine = self.door.is_here(hello, peer.address)
-        self.board.strangers.discard(peer)
-        self.board.peers[peer.node] = peer
-        sink = functools.partial(self.intake.place_for, peer)
-        peer.connection.reader.allow(sink, HEADER_LIMIT, max(self.master.layout.live_nbytes, MOST_PART_NBYTES))
-        if not peer.is_evaluator:
-            if hello.build != self.door.build:
-                log.warning(
-                    "node %s runs on %s, this coordinator on %s: bits may differ",
-                    peer.name,
-                    hello.build,
-                    self.door.build,
-                )
-            peer.totals = self.record.node_joined(peer.node, peer.name, printable(hello.host), hello.pid)
-        self.board.send(peer, say.Welcome(peer.node, self.door.seed, self.door.data))
-        if not is_evaluator:
-            peer.probing = Probing()
-            peer.probing.next(functools.partial(self.board.send, peer))
-
-    def _answer_planner(self, peer: Peer) -> None:
-        members = self.board.members
-        if (found := self.planner.now(members)) is None:
-            raise NotYet(f"{len(members)} nodes are here and not all were measured yet: ask again in a moment")
-        self.board.send(peer, say.Planned(self._words(found)))
-
-    def _words(self, found: Plan) -> str:
-        return msgspec.json.encode(describe(found, self.board.members, self.master.layout.live_nbytes)).decode()
+        if (former := self.reception.former(hello)) is not None:
+            self._dismiss(former, Absent("came back", "it came back by another connection"))
+        self.reception.welcome(peer, hello, is_evaluator)
 
     def _heard_ready(self, peer: Peer, ready: say.Ready) -> None:
-        if peer.is_working:
-            raise ProtocolError("out of order", "a second ready")
-        if peer.up is None and not peer.is_evaluator:
-            raise ProtocolError("out of order", "ready before the probe was said back")
-        self.door.check_model(ready, self._tensors)
+        self.reception.check(peer, ready)
         if peer.is_evaluator:
             self.evaluation.joined(lambda message, *payload: self.board.send(peer, message, *payload))
             return
         peer.has_data = self.door.has_data(ready, self.feed.schedule.samples)
         peer.is_working = True
-        if self.pool.version == 0 and ready.weights == self._first_weights:
+        if self.pool.version == 0 and ready.weights == self.reception.first_weights:
             peer.version, peer.keeps_versions = 0, self.pool.course.name != "sync"
         log.info("node %d (%s) joined%s", peer.node, peer.name, "" if peer.has_data else ", batches are streamed to it")
         self.choices.decide(peer, self.delivery.batch_nbytes, time.monotonic())
@@ -296,14 +292,15 @@ class Server:
             self._first_at, self._idle_before_s = time.monotonic(), self.board.idle_s
         self._updates += 1
         problem = "" if flat.is_finite() else "the gradient is not finite: lower the learning rate or set clip_norm"
-        if len(update.losses) != len(sizes) or not all(map(math.isfinite, update.losses)):
+        if not 0 < len(update.losses) <= len(sizes) or not all(map(math.isfinite, update.losses)):
             problem = "its losses are not one finite number for each batch"
         is_sync = self.pool.course.name == "sync"
-        arrived = events.UpdateArrived(peer.node, update.lease, problem, update.compute_s)
+        arrived = events.UpdateArrived(peer.node, update.lease, problem, update.compute_s, len(update.losses))
         actions = self.pool.handle(arrived, time.monotonic())
         if actions and isinstance(merge := actions[0], events.MergeUpdate):
             self._fold.merge(merge, flat)
-            self.record.merged(merge, is_sync, sizes, update.losses)
+            self.record.merged(merge, is_sync, sizes[: len(update.losses)], update.losses)
+            reach("merge.before_answer")
         else:
             self.master.release(flat)
             peer.refused = update.lease
@@ -362,6 +359,16 @@ class Server:
         log.debug("node %d gets lease %d: %s", peer.node, grant.lease, grant.block)
         self.delivery.deliver(peer, grant, self.pool.version, self.pool.course.name)
 
+    def _make_version(self, make: events.MakeVersion) -> None:
+        self._is_between_versions = False
+        self._fold.make(make)
+        self._is_between_versions = True
+        reach("version.made")
+
+    def _save_checkpoint(self, save: events.SaveCheckpoint) -> None:
+        if self.keeper is not None:
+            self.keeper.save(save.position, self._fold)
+
     def _reject_update(self, reject: events.RejectUpdate) -> None:
         self.record.rejected(reject.node, reject.reason, reject.detail)
 
@@ -376,7 +383,7 @@ class Server:
         self.ended = end
         self._fold.settle()
         last = self.pool.steps - 1
-        is_complete = not end.failure and not self.stop_reason
+        is_complete = not end.failure and not self.stop_reason and self.record.started_at
         if is_complete and last >= 0 and not self.pool.schedule.step(last).is_last_of_epoch:
             self.evaluation.ask(self.pool.schedule.step(last).epoch, last + 1, self.master.weights)
         if self.pool.seconds is not None:

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -41,6 +42,32 @@ class Descent:
         """The learning rate of each parameter."""
         by_parameter = {id(p): float(group["lr"]) for group in self.optimizer.param_groups for p in group["params"]}
         return [by_parameter.get(id(parameter), 0.0) for parameter in self.parameters]
+
+    def state(self) -> dict[str, Any]:
+        """All that `resume` needs."""
+        with users_code("the optimizer or its scheduler cannot say what state it is in"):
+            state_of = getattr(self.scheduler, "state_dict", lambda: None)
+            return {"steps": self.steps, "optimizer": self.optimizer.state_dict(), "scheduler": state_of()}
+
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """Go on where another one was; a scheduler that cannot tell where it is, is stepped until it is there."""
+        if state["scheduler"] is None:
+            self.advance(state["steps"])  # before the optimizer, which remembers its learning rates
+        with users_code("the optimizer or its scheduler does not take back its state"):
+            self.optimizer.load_state_dict(state["optimizer"])
+            self._keep_dtypes(state["optimizer"])
+            if self.scheduler is not None and state["scheduler"] is not None:
+                self.scheduler.load_state_dict(self.scheduler.state_dict() | state["scheduler"])  # functions stay
+                self.steps = state["steps"]
+
+    def _keep_dtypes(self, saved: Mapping[str, Any]) -> None:
+        """torch gives state the dtype of its parameter; but an optimizer may keep fp32 state for bf16 weights."""
+        in_order = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        for index, values in saved.get("state", {}).items():
+            mine = self.optimizer.state.get(in_order[index], {}) if isinstance(index, int) else {}
+            for name, value in values.items():
+                if torch.is_tensor(value) and torch.is_tensor(mine.get(name)) and mine[name].dtype != value.dtype:
+                    mine[name] = value.clone()
 
     def step(self, gradients: Sequence[torch.Tensor], touched: int, number: int) -> None:
         """One step; bit i of `touched` says that parameter i has a gradient at all. `number` is the step's own."""

@@ -9,8 +9,9 @@ from collections.abc import Callable
 
 import torch
 
-from wide.coordinator.events import MakeVersion, MergeUpdate
+from wide.coordinator.events import MakeVersion, MergeUpdate, Position
 from wide.coordinator.folds import SyncFold
+from wide.coordinator.keeper import Keeper
 from wide.coordinator.master import Master
 from wide.coordinator.record import Record
 from wide.errors import TrainingFailed
@@ -26,33 +27,48 @@ from wide.telemetry.process import rss_bytes
 class Alone:
     """A trainer and a master that hand each other gradients and weights, without a network between them."""
 
-    def __init__(self, job: Job, master: Master, samples: Samples, schedule: Schedule, record: Record) -> None:
+    def __init__(
+        self, job: Job, master: Master, samples: Samples, schedule: Schedule, record: Record, keeper: Keeper
+    ) -> None:
         self.job, self.master, self.samples, self.schedule, self.record = job, master, samples, schedule, record
+        self.keeper = keeper
         self.fold = SyncFold(master, schedule)
         self.trainer: Trainer
         self.stop_reason = ""
 
-    def train(self, steps: int | None, seconds: float | None, device: torch.device) -> str:
-        """Returns why it ended; `stop_reason`, set from a signal handler, is one reason."""
+    def train(
+        self, first: int, steps: int | None, seconds: float | None, save_every_s: float, device: torch.device
+    ) -> str:
+        """From step `first` on. Returns why it ended; `stop_reason`, set from a signal handler, is one reason."""
         self.trainer = Trainer(self.job, self.schedule.seed, device)
         totals = self.record.node_joined(0, "alone", socket.gethostname(), os.getpid())
         self.record.started()
-        number = 0
+        number, saved_at = first, time.monotonic()
         while not (why := self._why_end(number, steps, seconds)):
             step = self.schedule.step(number)
             if not self._train_step(step):
-                return self.stop_reason
+                why = self.stop_reason
+                break
             number += 1
+            if time.monotonic() - saved_at >= save_every_s:
+                saved_at = time.monotonic()
+                self._save(number)
             is_end = bool(self._why_end(number, steps, seconds))
             if self.job.evaluate and (step.is_last_of_epoch or is_end):
                 metrics = on_copy(self.job, self.master.model, self.schedule.seed)
                 self.record.evaluated(step.epoch, step.number + 1, metrics)
             self.record.flush(time.monotonic())
             if self.record.divergence.problem:
+                self._save(number)
                 raise TrainingFailed(self.record.divergence.problem)
+        self._save(number)
         totals.compute_s, totals.rss_bytes = self.record.seconds, rss_bytes()
         self.record.node_left(0, "the run is over")
         return why
+
+    def _save(self, steps: int) -> None:
+        front = self.schedule.position(steps)
+        self.keeper.save(Position("sync", steps, steps, steps, front, seconds=self.record.seconds), self.fold)
 
     def _why_end(self, done: int, steps: int | None, seconds: float | None) -> str:
         if steps is not None and done >= steps:

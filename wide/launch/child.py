@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import multiprocessing
 import os
 import signal
@@ -23,10 +24,12 @@ from wide.launch.crew import Crew, Member
 from wide.launch.training import Run
 from wide.node.evaluator import Evaluator
 from wide.node.greeting import Identity, introduce, pick_device
-from wide.node.worker import lend
+from wide.node.membership import Membership
 from wide.telemetry.log import log, logging_to
 from wide.transport.connection import Connection
-from wide.transport.tcp import connect
+from wide.transport.tcp import SILENCE_S, connect
+
+RETRY_S = 60.0  # a node that was paused finds its pool again
 
 
 def coordinate(job: str | bytes, name: str, options: Options, only_plans: bool, is_relayed: bool, parent: Pipe) -> None:
@@ -92,13 +95,14 @@ def serve_pool(member: Member) -> None:
     name = f"local-{member.index}" if member.role == "node" else "evaluator"
     with logging_to("verbose" if member.log == "verbose" else "silent"):
         try:
-            connection = Connection(connect(member.host, member.port, member.sockets))
             device = pick_device(member.device if member.role == "node" else "cpu", member.index - 1)
             identity = Identity(member.token, name, os.getpid(), device, member.role)
+            silence_s = SILENCE_S if member.role == "node" else None
+            dial = functools.partial(connect, member.host, member.port, member.sockets, silence_s=silence_s)
             if member.role == "node":
-                lend(connection, identity, lambda: _job(member.job))
+                Membership(lambda: Connection(dial()), identity, lambda: _job(member.job)).last(RETRY_S)
             else:
-                job = _job(member.job)
+                connection, job = Connection(dial()), _job(member.job)
                 torch.set_num_threads(job.threads)
                 Evaluator(connection, job, introduce(connection, identity, job.threads)).work()
         except WideError as error:

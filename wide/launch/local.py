@@ -104,7 +104,8 @@ def _run_in_child(job: str | bytes, name: str, options: Options, only_plans: boo
     if signals.received:
         raise Interrupted(answer[2] if answer else "interrupted before training began", signals.received[0])
     if answer is None:
-        raise TrainingFailed(f"the coordinator process ended unexpectedly (exit code {process.exitcode})")
+        words = f"the coordinator process ended unexpectedly (exit code {process.exitcode})"
+        raise TrainingFailed(f"{words}: go on from its last checkpoint with --resume auto")
     _, exit_code, words, details = answer
     raise BY_EXIT_CODE.get(exit_code, WideError)(words, details)
 

@@ -12,7 +12,7 @@ from wide.job.loading import load, split_spec
 from wide.launch.crew import Crew
 from wide.launch.processes import warm_up
 from wide.launch.result import Result
-from wide.launch.token import make_token_file, read_token
+from wide.launch.token import read_token, token_file_in
 from wide.launch.training import Run
 
 
@@ -25,7 +25,7 @@ def serve(spec: str, options: Options, token_file: str | None) -> Result:
     run = Run(job, split_spec(spec)[0].stem, options)
     path: Path | None = Path(token_file) if token_file else None
     if not token:
-        token, path = make_token_file(run.dir)
+        token, path = token_file_in(run.dir)
 
     with contextlib.closing(Crew(spec, options, 0, job.evaluate is not None, token)) as crew:
         where = f"--token-file {shlex.quote(str(path))}" if path else "with the same WIDE_TOKEN"

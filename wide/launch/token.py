@@ -22,9 +22,11 @@ def read_token(file: str | None) -> str:
     return token
 
 
-def make_token_file(folder: Path) -> tuple[str, Path]:
-    """A new token, in a file that only its owner can read."""
+def token_file_in(folder: Path) -> tuple[str, Path]:
+    """A new token, in a file that only its owner can read. A run that goes on keeps its own: nodes may come back."""
     token, path = secrets.token_hex(16), folder / "token"
+    if path.exists():
+        return read_token(str(path)), path
     with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
         file.write(token + "\n")
     return token, path

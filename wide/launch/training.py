@@ -5,21 +5,23 @@ from __future__ import annotations
 import contextlib
 import gc
 import math
-import os
 import signal
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from types import FrameType
+from typing import Any
 
+import msgspec
 import torch
 
 from wide.codec.layout import unbind
 from wide.config import Options
 from wide.coordinator.door import Door
 from wide.coordinator.evaluation import Evaluation
+from wide.coordinator.events import Position
 from wide.coordinator.feed import Feed
+from wide.coordinator.keeper import Keeper, restore
 from wide.coordinator.master import Master
 from wide.coordinator.record import Record
 from wide.coordinator.server import Server
@@ -32,10 +34,12 @@ from wide.job.samples import Samples
 from wide.job.schedule import Schedule
 from wide.launch.alone import Alone
 from wide.launch.crew import Crew
+from wide.launch.folder import CHECKPOINTS, DATABASE, LOG, RunFolder
 from wide.launch.result import Result
 from wide.node.greeting import pick_device
+from wide.store import checkpoint
 from wide.store.rundb import RunDb
-from wide.store.weights import save_checkpoint, weights_sha256
+from wide.store.weights import weights_sha256
 from wide.telemetry.log import log, logging_to
 from wide.telemetry.process import build
 from wide.telemetry.progress import Progress
@@ -48,9 +52,10 @@ class Run:
 
     def __init__(self, job: Job, name: str, options: Options) -> None:
         self.job, self.options = job, options
-        self.seed = options.seed if options.seed is not None else job.seed
-        self.strategy = MEASURES if options.strategy == "auto" else options.strategy
-        self.dir = make_run_dir(options.out, name)
+        self.folder = RunFolder(options.out, options.resume, name)
+        self.dir = self.folder.path
+        self._start, self._fold_state = Position(), None
+        self._saved: checkpoint.Checkpoint | None = None
         self._only_plans, self._plan_words = False, ""
 
     def plan(self, crew: Crew) -> str:
@@ -62,23 +67,69 @@ class Run:
     def train(self, crew: Crew | None) -> Result:
         """Train to the end, with whoever comes in by the crew's door; without a crew, all alone."""
         with contextlib.ExitStack() as stack:
-            db = stack.enter_context(contextlib.closing(RunDb(self.dir / "run.db")))
-            stack.enter_context(logging_to(self.options.log, self.dir / "log.jsonl"))
+            stack.enter_context(contextlib.closing(self.folder))
+            stack.enter_context(logging_to(self.options.log, self.dir / LOG))
+            db = stack.enter_context(contextlib.closing(RunDb(self.dir / DATABASE, log.error)))
             stack.enter_context(_threads(self.job.threads))
+            self._find_checkpoint()
+            self.seed = self.options.seed if self.options.seed is not None else self.job.seed
+            self.strategy = MEASURES if self.options.strategy == "auto" else self.options.strategy or "sync"
             samples = Samples(self.job, self.seed)
             self.schedule = Schedule(len(samples), self.job.batch_size, self.job.batches_per_step, self.seed)
             self.steps = self._length()
             self.record = Record(db, Progress(self.steps, self.options.seconds), self.schedule)
             with _collector_paused(is_own_process=crew is not None):
                 self.master = Master(self.job, build_model(self.job, self.seed), self.seed)
+            self._resume()
             stack.enter_context(watching(self.record.progress, self.options.log != "silent"))
+            version = self._start.version if self._saved is not None else None
+            keeper = Keeper(self.dir / CHECKPOINTS, self.options.keep, self.master, self.record, self._asked(), version)
             try:
-                interrupted_by = self._alone(samples) if crew is None else self._pool(samples, crew)
+                with contextlib.closing(keeper):
+                    interrupted_by = self._alone(samples, keeper) if crew is None else self._pool(samples, crew, keeper)
             except TrainingFailed as error:
                 self.record.flush(time.monotonic(), force=True)
-                raise self._kept(error) from None
+                steps = len(self.record.losses)
+                kept = f"; what was trained until step {steps} is in {self.dir}" if steps else ""
+                raise TrainingFailed(f"{error}{kept}", error.details) from None
             self.record.flush(time.monotonic(), force=True)
             return self._finish(interrupted_by)
+
+    def _find_checkpoint(self) -> None:
+        """The one to go on from, if there is one; options that are not given are as they were."""
+        folder = self.dir / CHECKPOINTS
+        if not self.folder.holds_run or not checkpoint.is_any(folder):
+            return
+        path, self._saved, problems = checkpoint.newest(folder)
+        for problem in problems:
+            log.error("%s", problem)
+        try:
+            checkpoint.forget_after(folder, path)
+        except OSError as error:
+            raise TrainingFailed(
+                f"{folder} cannot be written ({error.strerror}): free some room, then try again"
+            ) from None
+        asked = {name: value for name, value in self._saved.state.get("asked", {}).items() if value is not None}
+        given = {name: getattr(self.options, name) for name in asked if getattr(self.options, name) is not None}
+        if given.get("seed", asked["seed"]) != asked["seed"]:
+            raise UsageError(
+                f"--seed {given['seed']}: {self.dir} was begun with seed {asked['seed']}, and stays with it"
+            )
+        self.options = msgspec.structs.replace(self.options, **(asked | given))
+
+    def _asked(self) -> dict[str, Any]:
+        return {"seed": self.seed, "strategy": self.options.strategy, "compress": self.options.compress}
+
+    def _resume(self) -> None:
+        if not self.folder.holds_run:
+            return
+        if self._saved is not None:
+            self._start, self._fold_state = restore(self.master, self._saved)
+        reach = self.schedule.step_at(self._start.front - 1).number + 1 if self._start.front else 0
+        if self.steps is not None and self._start.steps < self.steps < reach:
+            raise UsageError(f"--steps {self.steps}: this run is at step {reach} already; say --steps {reach} or more")
+        self.record.resume(self._start, self._saved.state if self._saved is not None else {})
+        log.info("going on from step %d of %s", self._start.steps, self.dir)
 
     def _length(self) -> int | None:
         """How long to train. --steps or --epochs replace what the job says; --seconds is a limit on top of either."""
@@ -93,14 +144,19 @@ class Run:
         limits += [self.schedule.steps_for(epochs)] if epochs is not None else []
         return min(limits) if limits else None
 
-    def _alone(self, samples: Samples) -> list[int]:
+    def _alone(self, samples: Samples, keeper: Keeper) -> list[int]:
         self.strategy = "sync"  # of one node all are the same
-        alone = Alone(self.job, self.master, samples, self.schedule, self.record)
+        if self._start.front != self.schedule.position(self._start.steps):
+            raise TrainingFailed(
+                f"{self._start.strategy} training was stopped in the middle of a step: go on with at least one node"
+            )
+        alone = Alone(self.job, self.master, samples, self.schedule, self.record, keeper)
+        limits = (self._start.steps, self.steps, self.options.seconds, self.options.checkpoint_every)
         with _signals_to(alone) as received:
-            log.info("%s", alone.train(self.steps, self.options.seconds, pick_device(self.options.device)))
+            log.info("%s", alone.train(*limits, pick_device(self.options.device)))
         return received
 
-    def _pool(self, samples: Samples, crew: Crew) -> list[int]:
+    def _pool(self, samples: Samples, crew: Crew, keeper: Keeper) -> list[int]:
         here = build(pick_device(self.options.device), self.job.threads)
         door = Door(crew.token, crew.evaluator_token, self.seed, self.options.data, self.options.codecs, here)
         pool = Pool(
@@ -110,10 +166,15 @@ class Run:
             not crew.is_local,
             self.strategy,
             self.master.descent.is_plain,
+            self._start,
+            self.options.checkpoint_every,
         )
         feed = Feed(samples, self.schedule)
         evaluation = Evaluation(self.record, self.job.evaluate is not None and not self._only_plans)
-        server = Server(crew.listener, door, pool, self.master, feed, self.record, evaluation)
+        kept = None if self._only_plans else keeper
+        server = Server(crew.listener, door, pool, self.master, feed, self.record, evaluation, kept)
+        if self.folder.holds_run:
+            server.resume(self._start, self._fold_state)
         server.chooses_strategy, server.only_plans = self.options.strategy == "auto", self._only_plans
         try:
             with _signals_to(server) as received:
@@ -127,24 +188,10 @@ class Run:
         self.strategy, self._plan_words = pool.course.name, server.plan_words
         return received
 
-    def _kept(self, error: TrainingFailed) -> TrainingFailed:
-        """What was trained until then is not lost."""
-        if not self.record.losses:
-            return error
-        self._save(self._result())
-        return TrainingFailed(
-            f"{error}; the weights after step {len(self.record.losses)} are in {self.dir}", error.details
-        )
-
-    def _save(self, result: Result) -> None:
-        state = {"step": result.steps, "epochs": result.epochs, "seed": self.seed, "sha256": result.weights_sha256}
-        save_checkpoint(self.dir, self.master.model, result.steps, state)
-
     def _finish(self, interrupted_by: list[int]) -> Result:
         result = self._result()
-        self._save(result)
         if interrupted_by:
-            words = f"interrupted after step {result.steps}; the weights are in {self.dir}"
+            words = f"interrupted after step {result.steps}; go on with --resume {self.dir}"
             raise Interrupted(words, interrupted_by[0])
         return result
 
@@ -171,28 +218,6 @@ class Run:
             nodes=list(record.nodes.values()),
             model=self.master.model,
         )
-
-
-def make_run_dir(out: Path | None, name: str) -> Path:
-    """--out, which must not hold a run yet, or a new folder runs/<time>-<job>."""
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    candidates = (
-        [out] if out else [Path("runs") / f"{stamp}-{name}{tail}" for tail in ("", *(f"-{i}" for i in range(2, 99)))]
-    )
-    for path in candidates:
-        try:
-            path.mkdir(parents=True, exist_ok=out is not None)
-            if (path / "run.db").exists():
-                raise UsageError(f"{path} already holds a run: choose another folder with --out, or remove it")
-            if not os.access(path, os.W_OK):
-                raise PermissionError(13, "Permission denied")
-            return path
-        except FileExistsError:
-            if out is not None:
-                raise UsageError(f"{path} is a file: --out must name a folder") from None
-        except OSError as error:
-            raise UsageError(f"{path} cannot be written ({error.strerror}): choose a folder with --out") from None
-    raise UsageError("too many runs began in this second: choose a folder with --out")
 
 
 @contextlib.contextmanager

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import secrets
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import torch
@@ -30,6 +31,7 @@ class Identity:
     pid: int
     device: torch.device
     role: str = "node"
+    key: str = field(default_factory=lambda: secrets.token_hex(16))  # the same as long as this process lives
 
 
 def pick_device(wish: str, index: int = 0) -> torch.device:
@@ -52,6 +54,7 @@ def introduce(connection: Connection, identity: Identity, threads: int) -> say.W
         socket.gethostname(),
         identity.pid,
         build(identity.device, threads),
+        identity.key,
     )
     connection.send(hello)
     welcome = _expect(connection, say.Welcome)

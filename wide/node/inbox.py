@@ -71,7 +71,7 @@ class Inbox:
             self._go_on(memoryview(self._parts.popleft()))
         elif isinstance(message, say.Stop):
             raise Stopped(message)
-        else:
+        elif not isinstance(message, say.Alive):
             raise ProtocolError("out of order", f"{type(message).__name__} is not for now")
 
     def look(self) -> None:

@@ -56,9 +56,11 @@ class LocalTraining:
         places: Sequence[Place],
         batch_at: Callable[[int], Any],
         group: int,
-        between: Callable[[], None],
+        goes_on: Callable[[int, int], bool],
     ) -> list[float]:
-        """One step for each `group` of batches. Returns the loss of each batch; `between` steps, see what is new."""
+        """One step for each `group` of batches. Returns the loss of each batch. After each step `goes_on` is told how
+        many of the batches are done, and may end it there.
+        """
         losses: list[float] = []
         self._descent.advance(places[0].step)
         for first in range(0, len(places), group):
@@ -72,7 +74,8 @@ class LocalTraining:
             self._touched |= total.touched
             self._trainer.release(total)
             losses += new
-            between()
+            if not goes_on(len(losses), len(places)) and len(losses) < len(places):
+                break
         return losses
 
     @torch.no_grad()

@@ -30,7 +30,7 @@ class Parcels:
     """The node's end of what is not sent raw. `codec_s` is the time that was spent on it, or waiting for it."""
 
     def __init__(self, connection: Connection, trainer: Trainer) -> None:
-        self._connection, self._trainer = connection, trainer
+        self.connection, self._trainer = connection, trainer
         self._live, self._all = cut(trainer.layout, only_live=True), cut(trainer.layout, only_live=False)
         self._encoders = Encoders()
         self._feedback: Feedback | None = None
@@ -90,7 +90,7 @@ class Parcels:
             if self._feedback is not None and self._feedback.is_owing:
                 self._paid = update.lease
                 self._feedback.pay(total.raw)
-            self._connection.send(update, total.bytes)
+            self.connection.send(update, total.bytes)
             return
         if update.codec not in LOSSLESS and self._feedback is None:
             self._feedback = Feedback(self._live)
@@ -98,7 +98,7 @@ class Parcels:
         if self._feedback is not None:
             self._paid = update.lease
             self._feedback.begin()
-        self._connection.send(update)
+        self.connection.send(update)
         self._send_parts(update.codec, total)
 
     def forget_debts(self) -> None:
@@ -122,5 +122,5 @@ class Parcels:
         started = time.perf_counter()
         for data in encoded:
             self.codec_s += time.perf_counter() - started
-            self._connection.send(say.Part(), *data)
+            self.connection.send(say.Part(), *data)
             started = time.perf_counter()

@@ -20,7 +20,7 @@ from wide.codec.layout import Flat, join
 from wide.errors import TrainingFailed
 from wide.job.loading import users_code
 from wide.job.seeding import seed_everything
-from wide.node.trainer import Place, Trainer
+from wide.node.trainer import Enough, Place, Trainer
 
 TOLERANCE = 1e-3  # of the gradient's length, by which another order of additions may change it
 GAIN = 1.1  # how much quicker a wider pass must be
@@ -41,10 +41,16 @@ class Passes:
         """What Trainer.sum gives, up to rounding."""
         if self._candidate == 1 or len(places) == 1:
             return self._trainer.sum(places, batch_at)
-        parts, width = [], self._candidate
+        parts: list[tuple[Flat, list[float]]] = []
+        width = self._candidate
         for first in range(0, len(places), width):
             mine = places[first : first + width]
-            batches = [batch_at(first + i) for i in range(len(mine))]
+            try:
+                batches = [batch_at(first + i) for i in range(len(mine))]
+            except Enough:
+                if not parts:
+                    raise
+                break
             is_trial = len(mine) == self._candidate > self.width and _are_alike(mine)
             parts.append(self._try(mine, batches) if is_trial else self._as_usual(mine, batches))
         return self._added(parts)

@@ -21,6 +21,10 @@ from wide.job.seeding import mix, seed_everything
 from wide.strategy.tree import Block, TreeSum
 
 
+class Enough(Exception):
+    """Raised where the next batch is asked for: there will be no more; what has been summed is all."""
+
+
 class Place(NamedTuple):
     """A batch's place in the run, and what its gradient weighs in the sum: n/N."""
 
@@ -99,12 +103,21 @@ class Trainer:
         return self.to_host(total), losses
 
     def sum(self, places: Sequence[Place], batch_at: Callable[[int], Any]) -> tuple[Flat, list[float]]:
-        """The same where it was computed, in the order of the tree. `batch_at(i)` gives the i-th batch."""
+        """The same where it was computed, in the order of the tree. `batch_at(i)` gives the i-th batch. Should it say
+        that this is enough, the sum is over the tree's first whole block.
+        """
         total: TreeSum[Flat] = TreeSum(Block(0, len(places)), self._join)
-        losses = []
+        losses: list[float] = []
         with users_code("computing the loss and its gradient failed"):
             for i, place in enumerate(places):
-                leaf, loss = self.leaf(batch_at(i), self.seed_of(place.step, place.batch), place.weight)
+                try:
+                    batch = batch_at(i)
+                except Enough:
+                    if not losses:
+                        raise
+                    block, part = total.first()
+                    return part, losses[: block.size]
+                leaf, loss = self.leaf(batch, self.seed_of(place.step, place.batch), place.weight)
                 total.add(Block(i, i + 1), leaf)
                 losses.append(loss)
         return total.take(), losses

@@ -11,16 +11,16 @@ import torch
 
 from wide.codec.batch import unpack
 from wide.codec.layout import Flat
-from wide.errors import ConnectionLost, ProtocolError, TrainingFailed, WideError
+from wide.errors import ProtocolError, TrainingFailed, WideError
+from wide.failpoint import reach
 from wide.job.definition import Job
 from wide.job.samples import Samples
-from wide.node.greeting import HEADER_LIMIT, PAYLOAD_LIMIT, Identity, introduce
+from wide.node.greeting import HEADER_LIMIT, PAYLOAD_LIMIT
 from wide.node.inbox import Inbox, Package, Stopped
 from wide.node.local import LocalTraining
 from wide.node.parcels import Parcels
 from wide.node.passes import Passes
-from wide.node.trainer import Place, Trainer
-from wide.telemetry.log import log
+from wide.node.trainer import Enough, Place, Trainer
 from wide.telemetry.process import rss_bytes
 from wide.transport.connection import Connection
 from wide.wire import messages as say
@@ -28,6 +28,8 @@ from wide.wire import messages as say
 RSS_EVERY_S = 1.0
 LOOK_UP_S = 0.1
 LOOK_OFTEN_S = 0.005  # where messages travel while batches are computed
+FINISH_S = 2.0  # a lease that will be done within this is finished before its node leaves
+GOODBYE_S = 2.0
 
 
 class Unwanted(WideError):
@@ -42,31 +44,39 @@ class Worker:
     """Computes leases, one after the other."""
 
     def __init__(self, connection: Connection, job: Job, welcome: say.Welcome, device: torch.device) -> None:
-        self._connection, self._job, self._seed = connection, job, welcome.seed
+        self._job, self._welcome = job, welcome
         self._samples: Samples | None = None
-        self._waited_s = 0.0
         self._leaving_why = ""
-        self._is_waiting = False
-        self._looked_at = 0.0
+        self._looked_at = self._began_at = 0.0
         self._batch = -1  # which batch of the lease is being computed: for messages about failures
         self._rss = (0.0, 0)
-        self._travelling: list[Flat] = []  # updates that the network has not taken yet
-        problem = ""
+        self._problem = ""
         if welcome.data != "stream":
             try:
                 self._samples = Samples(job, welcome.seed)
             except TrainingFailed as error:
-                problem = str(error)
+                self._problem = str(error)
         self._trainer = Trainer(job, welcome.seed, device)
         self._passes = Passes(self._trainer)
         self._local: LocalTraining | None = None
-        self._strategy = "sync"
         self._parcels = Parcels(connection, self._trainer)
+        self.attach(connection)
+
+    def may_serve(self, welcome: say.Welcome) -> bool:
+        """Is what was built for one welcome good for another?"""
+        return (welcome.seed, welcome.data) == (self._welcome.seed, self._welcome.data)
+
+    def attach(self, connection: Connection) -> None:
+        """Work over this connection from now on. The pool knows nothing of what the last one had brought."""
+        self._connection = self._parcels.connection = connection
+        self._strategy = "sync"
+        self._travelling: list[Flat] = []  # updates that the network has not taken yet
+        self._waited_s, self._is_waiting = 0.0, False
         self._inbox = Inbox(connection, self._trainer, self._parcels)
         connection.reader.allow(self._inbox.place_for, HEADER_LIMIT, PAYLOAD_LIMIT)
         length = len(self._samples) if self._samples is not None else None
         fingerprint = self._trainer.weights.fingerprint()
-        connection.send(say.Ready(self._trainer.layout.describe(), length, problem, fingerprint))
+        connection.send(say.Ready(self._trainer.layout.describe(), length, self._problem, fingerprint))
 
     def work(self) -> say.Stop:
         """Until the coordinator says stop; the user's errors are reported to it before they are raised here."""
@@ -78,8 +88,6 @@ class Worker:
         except Left as left:
             self._say_goodbye(str(left))
             raise
-        finally:
-            self._parcels.close()
 
     def serve_next(self) -> None:
         """One lease, as soon as it is here."""
@@ -88,7 +96,7 @@ class Worker:
         self._serve(self._inbox.ready.popleft())
 
     def leave(self, why: str) -> None:
-        """Called by a signal handler: stop at the next batch, hand in what is owed, and go."""
+        """Called by a signal handler: hand in what is finished, or will be in a moment, and what is owed; then go."""
         if self._is_waiting:
             raise Left(why)
         self._leaving_why = why
@@ -107,20 +115,22 @@ class Worker:
         flat = Flat(self._trainer.layout, only_live=True)
         debt = self._parcels.debt(flat)
         self._connection.send(say.Leaving(why), *([debt] if debt is not None else []))
-        self._connection.drain()
+        self._connection.part(GOODBYE_S)
 
     def _serve(self, package: Package) -> None:
         work = package.work
         is_sync = work.strategy == "sync"
         if work.strategy != self._strategy:
             self._change_to(work.strategy)
-        started = self._looked_at = time.perf_counter()
+        started = self._looked_at = self._began_at = time.perf_counter()
         try:
             total, losses = self._compute(package)
             if is_sync:
                 self._look_up()
         except Unwanted:
             return
+        except Enough:
+            raise Left(self._leaving_why) from None
         except TrainingFailed as error:
             self._connection.send(say.Failed(work.lease, self._batch, str(error), error.details))
             self._connection.drain()
@@ -142,6 +152,7 @@ class Worker:
             distracted_s=package.distracted_s,
         )
         self._waited_s = self._parcels.codec_s = 0.0
+        reach("node.before_send")
         self._parcels.send(update, total)
         if self._connection.has_unsent:
             self._travelling.append(total)
@@ -154,7 +165,7 @@ class Worker:
         batch_at = self._fetcher(package, places)
         if self._local is not None and work.strategy == "local":
             self._rebase()
-            losses = self._local.train(places, batch_at, work.group, self._rebase)
+            losses = self._local.train(places, batch_at, work.group, self._goes_on)
             self._finish_sending()
             return self._local.delta(), losses
         if self._inbox.has_new_weights:
@@ -175,8 +186,20 @@ class Worker:
         self._strategy = strategy
         if strategy == "local":
             self._trainer.weights_changed()
-            self._local = self._local or LocalTraining(self._job, self._trainer, self._passes, self._seed)
+            self._local = self._local or LocalTraining(self._job, self._trainer, self._passes, self._welcome.seed)
             self._local.begin()
+
+    def _goes_on(self, done: int, of: int) -> bool:
+        """Between two steps of this node's own: are there new weights? And should it make another one?"""
+        self._rebase()
+        return not self._must_go(done, of)
+
+    def _must_go(self, done: int, of: int) -> bool:
+        """Is it time to leave, and would the rest of the lease take too long?"""
+        if not self._leaving_why:
+            return False
+        batch_s = (time.perf_counter() - self._began_at) / max(done, 1)
+        return not done or batch_s * (of - done) > FINISH_S
 
     def _rebase(self) -> None:
         """Between two steps of this node's own: are there new weights?"""
@@ -198,8 +221,8 @@ class Worker:
 
         def batch_at(i: int) -> Any:
             self._batch = i
-            if self._leaving_why:
-                raise Left(self._leaving_why)
+            if work.strategy != "local" and self._must_go(i, len(places)):
+                raise Enough
             self._look_up(LOOK_UP_S if work.strategy == "sync" else LOOK_OFTEN_S)
             if streamed is not None:
                 return streamed[i]
@@ -225,29 +248,3 @@ class Worker:
         if now - self._rss[0] > RSS_EVERY_S:
             self._rss = (now, rss_bytes())
         return self._rss[1]
-
-
-def lend(
-    connection: Connection,
-    identity: Identity,
-    load: Callable[[], Job],
-    begun: Callable[[Worker], None] = lambda worker: None,
-) -> say.Stop:
-    """A whole life: greet, build, work. Whatever fails is told to the coordinator, then raised.
-
-    `begun` is given the worker, which can then be asked to leave.
-    """
-    try:
-        job = load()
-        torch.set_num_threads(job.threads)
-        welcome = introduce(connection, identity, job.threads)
-        log.info("joined as node %d", welcome.node)
-        try:
-            worker = Worker(connection, job, welcome, identity.device)
-            begun(worker)
-            return worker.work()
-        except TrainingFailed as error:
-            connection.send(say.Failed(0, -1, str(error), error.details))
-            raise
-    except ConnectionLost as error:
-        raise ConnectionLost(f"the coordinator went away: {error}") from None

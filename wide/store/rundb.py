@@ -1,18 +1,26 @@
 """run.db: the durable record of a run. Knows SQLite; knows nothing of what the numbers mean.
 
-Writes are handed to one thread, so that a slow disk never stops training; any tool may read meanwhile (WAL).
+Writes are handed to one thread, so that a slow disk never stops training; any tool may read meanwhile (WAL). A disk
+that is full, or fails, is told of, and tried again until it takes what waits.
 """
 
 from __future__ import annotations
 
+import functools
 import sqlite3
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 from wide.errors import TrainingFailed
+from wide.failpoint import reach
+
+RETRY_S = 0.5
+CLOSING_S = 10.0  # how long a disk that fails is tried when all is over
+MOST_WAITING = 200_000  # writes; then memory is worth more than hope
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS ledger(step INTEGER, first_batch INTEGER, last_batch INTEGER, node INTEGER,
@@ -27,12 +35,13 @@ CREATE TABLE IF NOT EXISTS evaluations(at REAL, epoch INTEGER, step INTEGER, met
 
 
 class RunDb:
-    """Append-only from one thread's point of view; `write` returns at once, `close` when all is on disk."""
+    """`write` returns at once, `settle` and `close` when all is on disk. `tell` is told of trouble, and of its end."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._queue: SimpleQueue[tuple[str, Sequence[tuple[Any, ...]]] | None] = SimpleQueue()
+    def __init__(self, path: Path, tell: Callable[[str], None] = lambda words: None) -> None:
+        self._path, self._tell = path, tell
+        self._queue: SimpleQueue[tuple[str, Sequence[tuple[Any, ...]]] | threading.Event | None] = SimpleQueue()
         self._problem: Exception | None = None
+        self._is_closing = threading.Event()
         self._thread = threading.Thread(target=self._work, name="run.db", daemon=True)
         try:
             db = sqlite3.connect(path)
@@ -47,12 +56,29 @@ class RunDb:
         self._raise_problem()
         if rows:
             self._queue.put((statement, rows))
+        if self._queue.qsize() > MOST_WAITING:
+            raise TrainingFailed(f"{self._path} cannot be written, and too much waits for it")
+
+    def read(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
+        """What is in it; of what was written, that which `settle` has waited for."""
+        db = sqlite3.connect(self._path)
+        try:
+            return db.execute(query, values).fetchall()
+        finally:
+            db.close()
+
+    def settle(self, timeout_s: float) -> bool:
+        """Wait until all that was written before is safe, even from a power cut. Did it get there in time?"""
+        is_safe = threading.Event()
+        self._queue.put(is_safe)
+        return is_safe.wait(timeout_s) and self._problem is None
 
     def insert(self, table: str, rows: Sequence[tuple[Any, ...]]) -> None:
         if rows:
             self.write(f"INSERT INTO {table} VALUES ({','.join('?' * len(rows[0]))})", rows)
 
     def close(self) -> None:
+        self._is_closing.set()
         self._queue.put(None)
         self._thread.join()
         self._raise_problem()
@@ -61,13 +87,50 @@ class RunDb:
         db = sqlite3.connect(self._path)
         db.execute("PRAGMA synchronous=NORMAL")
         while (item := self._queue.get()) is not None:
-            try:
-                with db:
-                    db.executemany(*item)
-            except (sqlite3.Error, OverflowError) as error:
-                self._problem = self._problem or error
+            if isinstance(item, threading.Event):
+                self._persist(lambda: _sync(db))
+                item.set()
+            else:
+                self._persist(functools.partial(_execute, db, *item))
         db.close()
+
+    def _persist(self, deed: Callable[[], None]) -> None:
+        """Again and again, if it fails because of the disk; at the end of a run not for ever."""
+        attempts_left = int(CLOSING_S / RETRY_S)
+        is_in_trouble = False
+        while self._problem is None:
+            try:
+                deed()
+                break
+            except (sqlite3.OperationalError, OSError) as error:
+                if not is_in_trouble:
+                    self._tell(f"{self._path} cannot be written ({error}): trying again until it can")
+                is_in_trouble = True
+                attempts_left -= self._is_closing.wait(RETRY_S)
+                if self._is_closing.is_set():
+                    time.sleep(RETRY_S)
+                self._problem = error if not attempts_left else None
+            except (sqlite3.Error, OverflowError) as error:
+                self._problem = error
+        if is_in_trouble and self._problem is None:
+            self._tell(f"{self._path} can be written again")
 
     def _raise_problem(self) -> None:
         if self._problem is not None:
             raise TrainingFailed(f"{self._path} can no longer be written: {self._problem}")
+
+
+def _execute(db: sqlite3.Connection, statement: str, rows: Sequence[tuple[Any, ...]]) -> None:
+    with db:
+        reach("run.db.commit")
+        db.executemany(statement, rows)
+
+
+def _sync(db: sqlite3.Connection) -> None:
+    """With synchronous=FULL the next commit waits for the disk, and with it all that was committed before."""
+    db.execute("PRAGMA synchronous=FULL")
+    try:
+        with db:
+            db.execute("INSERT INTO samples VALUES (?, NULL, 'synced', 1)", (time.time(),))
+    finally:
+        db.execute("PRAGMA synchronous=NORMAL")

@@ -63,6 +63,16 @@ class Pace(NamedTuple):
     batch_s: float
 
 
+class Standing(NamedTuple):
+    """Where a course is, right after a version was made: all batches before `front` are in the weights, but for
+    `holes`; and what is in them beyond whole steps.
+    """
+
+    front: int
+    holes: list[Block]
+    filled: float = 0.0
+
+
 class Course(Protocol):
     """What the coordinator asks."""
 
@@ -74,6 +84,7 @@ class Course(Protocol):
     length: int  # steps that each node makes by itself for a version
     waits_for_travel: bool  # is what a node can do limited by its link, too?
     patience: float  # a node waits for a step that will be whole within this part of the usual time
+    filled: float  # steps' worth of batches since the last one
 
     @property
     def age(self) -> int: ...  # counts the weights' real moves: steps, or rounds
@@ -87,10 +98,13 @@ class Course(Protocol):
     def free(self) -> int: ...
     @property
     def is_complete(self) -> bool: ...
+    @property
+    def standing(self) -> Standing: ...
     def may_lease(self, node: int) -> bool: ...
     def cut(self, share: Share, now: float) -> Cut: ...
     def is_out(self, block: Block) -> bool: ...
     def give_back(self, block: Block) -> None: ...
+    def keep_first(self, block: Block, batches: int) -> Block | None: ...
     def take_back(self, block: Block) -> bool: ...
     def accept(self, node: int, block: Block, now: float) -> list[int]: ...
     def is_due(self, holders: Callable[[], set[int]], now: float) -> bool: ...
@@ -103,7 +117,7 @@ class Synchronous:
     """One step after the other: a version is made when all batches of a step are merged."""
 
     name, depth, memory, most_stale, length, worth, patience = "sync", 1, 0.9, 0, 1, 1.0, 0.0
-    may_flush, waits_for_travel = False, True
+    may_flush, waits_for_travel, filled = False, True, 0.0
 
     def __init__(self, schedule: Schedule, first_step: int, end_step: int | None) -> None:
         self._schedule, self._end_step = schedule, end_step
@@ -134,6 +148,11 @@ class Synchronous:
     def is_complete(self) -> bool:
         return self._number == self._end_step
 
+    @property
+    def standing(self) -> Standing:
+        """A step that is not whole will be computed again."""
+        return Standing(self._start, [])
+
     def may_lease(self, node: int) -> bool:
         return True
 
@@ -147,6 +166,10 @@ class Synchronous:
 
     def give_back(self, block: Block) -> None:
         self._open.give_back(self._moved(block, -1))
+
+    def keep_first(self, block: Block, batches: int) -> Block | None:
+        kept = self._open.keep_first(self._moved(block, -1), batches)
+        return self._moved(kept, 1) if kept is not None else None
 
     def take_back(self, block: Block) -> bool:
         return False  # what is given back here, nobody will answer
@@ -184,13 +207,21 @@ class _OnLine:
         self._schedule = schedule
         self._line = Line(schedule, first_step, end_step)
         self.pending = self.age = 0
-        self._filled = 0.0  # steps' worth of batches since the last version
+        self.filled = 0.0  # steps' worth of batches since the last version
         self.is_out, self.give_back, self.end_soon = self._line.is_out, self._line.give_back, self._line.end_soon
-        self.take_back = self._line.take_back
+        self.take_back, self.keep_first = self._line.take_back, self._line.keep_first
+
+    def resume(self, standing: Standing) -> None:
+        self._line.resume(standing.front, standing.holes)
+        self.filled = standing.filled
+
+    @property
+    def standing(self) -> Standing:
+        return Standing(self._line.front, self._line.holes, self.filled)
 
     @property
     def missing(self) -> float:
-        return (1 - self._filled) * self._schedule.batches_per_step
+        return (1 - self.filled) * self._schedule.batches_per_step
 
     @property
     def free(self) -> int:
@@ -203,11 +234,12 @@ class _OnLine:
     is_out: Callable[[Block], bool]
     give_back: Callable[[Block], None]
     take_back: Callable[[Block], bool]
+    keep_first: Callable[[Block, int], Block | None]
     end_soon: Callable[[], int]
 
     def _accept(self, block: Block) -> list[int]:
         for step, first, end in self._schedule.stretches(*block):
-            self._filled += (end - first) / step.batches
+            self.filled += (end - first) / step.batches
         self.pending += block.size
         return self._line.accept(block)
 
@@ -230,7 +262,7 @@ class Asynchronous(_OnLine):
     @property
     def worth(self) -> float:
         """Whole steps; an epoch's last one may be so short that a lease holds several."""
-        return float(math.floor(self._filled + TINY))
+        return float(math.floor(self.filled + TINY))
 
     def may_lease(self, node: int) -> bool:
         return True
@@ -250,7 +282,7 @@ class Asynchronous(_OnLine):
     def version_made(self, pace: Pace, now: float, is_step: bool) -> None:
         self._is_new = False
         if is_step:
-            self._filled = max(0.0, self._filled - max(1.0, self.worth))  # the surplus counts for the next one
+            self.filled = max(0.0, self.filled - max(1.0, self.worth))  # the surplus counts for the next one
             self.pending = 0
             self.age += 1
 
@@ -279,7 +311,7 @@ class Local(_OnLine):
 
     @property
     def worth(self) -> float:
-        return self._filled
+        return self.filled
 
     def may_lease(self, node: int) -> bool:
         """Who has contributed is given the next lease with the new weights. Where these travel for long, it has another
@@ -327,7 +359,7 @@ class Local(_OnLine):
         self._late |= self._awaited  # the next round does not wait for them
         self._awaited = set()
         self._contributed.clear()
-        self._opened_at, self.pending, self._filled = now, 0, 0.0
+        self._opened_at, self.pending, self.filled = now, 0, 0.0
         self.age += 1
         self.length = min(round_length(pace.tick_s, pace.transfer_s), self._most_length)
         self._round_s = self.length * pace.tick_s
@@ -351,3 +383,13 @@ def course(strategy: str, schedule: Schedule, first_step: int, end_step: int | N
     if strategy == "async":
         return Asynchronous(schedule, first_step, end_step, is_eager)
     return (Local if strategy == "local" else Synchronous)(schedule, first_step, end_step)
+
+
+def resumed(
+    strategy: str, schedule: Schedule, first_step: int, end_step: int | None, is_eager: bool, standing: Standing
+) -> Course:
+    """The same, from where another one stood."""
+    going_on = course(strategy, schedule, first_step, end_step, is_eager)
+    if isinstance(going_on, _OnLine):
+        going_on.resume(standing)
+    return going_on

@@ -14,17 +14,31 @@ class Line:
 
     def __init__(self, schedule: Schedule, first_step: int, end_step: int | None) -> None:
         self._schedule = schedule
-        self._front = schedule.position(first_step)  # nobody was given this one yet
+        self.front = schedule.position(first_step)  # nobody was given this one yet
         self._limit = schedule.position(end_step) if end_step is not None else None
         self._returned: list[Block] = []
         self._out: set[Block] = set()
         self._step = first_step  # the first one that is not complete, and
         self._missing: dict[int, int] = {}  # how much is missing of those that were begun
 
+    def resume(self, front: int, holes: list[Block]) -> None:
+        """All before `front` was merged, but for the holes."""
+        self.front, self._returned = front, sorted(holes)
+        for step, first, end in self._schedule.stretches(self._schedule.position(self._step), front):
+            self._missing[step.number] = step.batches - (end - first)
+        for hole in holes:
+            for step, first, end in self._schedule.stretches(*hole):
+                self._missing[step.number] += end - first
+
+    @property
+    def holes(self) -> list[Block]:
+        """What is leased, or was given back."""
+        return sorted([*self._returned, *self._out])
+
     @property
     def free(self) -> int:
         """How many could be leased; never more than a large number."""
-        ahead = 1 << 40 if self._limit is None else self._limit - self._front
+        ahead = 1 << 40 if self._limit is None else self._limit - self.front
         return ahead + sum(block.size for block in self._returned)
 
     @property
@@ -33,8 +47,8 @@ class Line:
 
     def end_soon(self) -> int:
         """Lease no further than to the end of the step that is being leased. Returns the step after it."""
-        step = self._schedule.step_at(self._front)
-        is_begun = self._front > self._schedule.position(step.number)
+        step = self._schedule.step_at(self.front)
+        is_begun = self.front > self._schedule.position(step.number)
         end = step.number + is_begun
         limit = self._schedule.position(end)
         self._limit = limit if self._limit is None else min(self._limit, limit)
@@ -51,9 +65,9 @@ class Line:
             if block.end < whole.end:
                 self._returned.insert(0, Block(block.end, whole.end))
         else:
-            end = self._front + most if self._limit is None else min(self._front + most, self._limit)
-            block = Block(self._front, end)
-            self._front = end
+            end = self.front + most if self._limit is None else min(self.front + most, self._limit)
+            block = Block(self.front, end)
+            self.front = end
         self._out.add(block)
         return block
 
@@ -61,6 +75,17 @@ class Line:
         self._out.remove(block)
         self._returned.append(block)
         self._returned.sort()
+
+    def keep_first(self, block: Block, batches: int) -> Block | None:
+        """Only the first batches of a leased block will be answered: they are leased, the others free. Which they are;
+        None, if they cannot be taken apart.
+        """
+        kept, rest = Block(block.first, block.first + batches), Block(block.first + batches, block.end)
+        self._out.add(rest)
+        self.give_back(rest)
+        self._out.remove(block)
+        self._out.add(kept)
+        return kept
 
     def take_back(self, block: Block) -> bool:
         """It was given back, but here is its result: has nobody else been given any of it?"""

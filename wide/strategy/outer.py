@@ -25,20 +25,20 @@ class Nesterov:
     """One momentum buffer for each tensor, made when there is momentum to remember."""
 
     def __init__(self) -> None:
-        self._buffers: list[torch.Tensor] = []
+        self.buffers: list[torch.Tensor] = []
 
     @torch.no_grad()
     def step(self, weights: Sequence[torch.Tensor], deltas: Sequence[torch.Tensor], outer: Outer) -> None:
         if not outer.momentum:
-            self._buffers = []
+            self.buffers = []
             torch._foreach_add_(list(weights), list(deltas), alpha=-outer.rate)
             return
-        if not self._buffers:
-            self._buffers = [torch.zeros_like(delta) for delta in deltas]
-        torch._foreach_mul_(self._buffers, outer.momentum)
-        torch._foreach_add_(self._buffers, list(deltas))
+        if not self.buffers:
+            self.buffers = [torch.zeros_like(delta) for delta in deltas]
+        torch._foreach_mul_(self.buffers, outer.momentum)
+        torch._foreach_add_(self.buffers, list(deltas))
         torch._foreach_add_(list(weights), list(deltas), alpha=-outer.rate)
-        torch._foreach_add_(list(weights), self._buffers, alpha=-outer.rate * outer.momentum)
+        torch._foreach_add_(list(weights), self.buffers, alpha=-outer.rate * outer.momentum)
 
 
 def momentum_for(length: int) -> Outer:

@@ -10,13 +10,13 @@ SPREADS = 4.0  # a node this many median deviations later than the median is lat
 LEAST_GRACE = 0.5  # of the median: machines are never exactly alike, and what is merged late is old
 
 
-def usual_s(durations_s: Sequence[float]) -> float:
+def usual_s(durations_s: Sequence[float], spreads: float = SPREADS, least: float = LEAST_GRACE) -> float:
     """Median + k·MAD of how long contributions took: whoever needs longer is late. Endless while nothing is known."""
     if not durations_s:
         return math.inf
     middle = median(durations_s)
     spread = median(abs(duration - middle) for duration in durations_s)
-    return middle + max(SPREADS * spread, LEAST_GRACE * middle)
+    return middle + max(spreads * spread, least * middle)
 
 
 def may_close(arrived: int, awaited: int, waited_s: float, durations_s: Sequence[float]) -> tuple[bool, str]:

@@ -45,6 +45,22 @@ class OpenStep:
         self._free.append(block)
         self._free.sort()
 
+    def keep_first(self, block: Block, batches: int) -> Block | None:
+        """Only the first batches of a leased block will be answered: they are leased, the others free. Which they are;
+        None, if these are no block of the tree.
+        """
+        kept, rest = block, []
+        while kept.size > batches:
+            kept, right = halves(kept)
+            rest.append(right)
+        if kept.size != batches:
+            return None
+        self._out.remove(block)
+        self._out.update([kept, *rest])
+        for piece in rest:
+            self.give_back(piece)
+        return kept
+
     def accept(self, block: Block) -> None:
         """The block's sum is in. Its first result counts; whoever else still computes it comes too late."""
         self._out.remove(block)

@@ -60,6 +60,11 @@ class TreeSum(Generic[Value]):
             block = parent
         self._waiting[block] = value
 
+    def first(self) -> tuple[Block, Value]:
+        """The first block that is whole, and its sum."""
+        block = min(self._waiting)
+        return block, self._waiting[block]
+
     def take(self) -> Value:
         """The sum over the whole root; only when everything has been added."""
         return self._waiting.pop(self.root)

@@ -26,6 +26,13 @@ class _JsonLines(logging.Formatter):
         return msgspec.json.encode(fields | getattr(record, "fields", {})).decode()
 
 
+class _Lines(logging.FileHandler):
+    """A line that the disk does not take is lost here; stderr has it."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  (logging's name)
+        pass
+
+
 @contextlib.contextmanager
 def logging_to(tier: str, file: Path | None = None) -> Iterator[None]:
     """Log to stderr, and to `file`, while the block runs."""
@@ -35,7 +42,7 @@ def logging_to(tier: str, file: Path | None = None) -> Iterator[None]:
     words.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
     handlers: list[logging.Handler] = [words]
     if file is not None:
-        lines = logging.FileHandler(file, encoding="utf-8")
+        lines = _Lines(file, encoding="utf-8")
         lines.setFormatter(_JsonLines())
         handlers.append(lines)
     log.setLevel(min(level, logging.INFO))

@@ -5,11 +5,15 @@ The same pump serves blocking streams (a node waits for its work) and non-blocki
 
 from __future__ import annotations
 
+import contextlib
+import threading
+import time
 from collections import deque
 from collections.abc import Sequence
 from itertools import islice
 from typing import Protocol
 
+from wide.errors import ConnectionLost
 from wide.wire.frames import Reader, Sink, encode, no_payload
 from wide.wire.messages import Message
 
@@ -24,12 +28,12 @@ class Stream(Protocol):
     def receive_into(self, view: memoryview) -> int: ...
     def send(self, buffers: Sequence[bytes | memoryview]) -> int: ...
     def set_blocking(self, is_blocking: bool) -> None: ...
-    def wait(self, reading: bool, writing: bool) -> None: ...
+    def wait(self, reading: bool, writing: bool, timeout_s: float | None = None) -> None: ...
     def close(self) -> None: ...
 
 
 class Connection:
-    """Sends and receives messages; counts bytes."""
+    """Sends and receives messages; counts bytes. Any thread may send; one receives."""
 
     def __init__(self, stream: Stream, sink: Sink = no_payload) -> None:
         self.stream = stream
@@ -37,6 +41,7 @@ class Connection:
         self.bytes_sent = 0
         self.bytes_received = 0
         self._outbox: deque[bytes | memoryview] = deque()
+        self._sending = threading.RLock()
         self._inbox: deque[Message] = deque()
 
     def send(self, message: Message, *payload: bytes | memoryview) -> None:
@@ -45,24 +50,26 @@ class Connection:
         for view in payload:
             payload_nbytes += len(view)
         head = encode(message, payload_nbytes)
-        if not self._outbox:
-            sent = self.stream.send((head, *payload))
-            self.bytes_sent += sent
-            if sent == len(head) + payload_nbytes:
-                return
-            self._outbox.extend((head, *payload))
-            self._took(sent)
-        else:
-            self._outbox.extend((head, *payload))
-        self.flush()
+        with self._sending:
+            if not self._outbox:
+                sent = self.stream.send((head, *payload))
+                self.bytes_sent += sent
+                if sent == len(head) + payload_nbytes:
+                    return
+                self._outbox.extend((head, *payload))
+                self._took(sent)
+            else:
+                self._outbox.extend((head, *payload))
+            self.flush()
 
     def flush(self) -> None:
-        while self._outbox:
-            sent = self.stream.send(tuple(islice(self._outbox, MOST_BUFFERS)))
-            if sent == 0:
-                return
-            self.bytes_sent += sent
-            self._took(sent)
+        with self._sending:
+            while self._outbox:
+                sent = self.stream.send(tuple(islice(self._outbox, MOST_BUFFERS)))
+                if sent == 0:
+                    return
+                self.bytes_sent += sent
+                self._took(sent)
 
     def _took(self, nbytes: int) -> None:
         while self._outbox and nbytes >= len(self._outbox[0]):
@@ -111,6 +118,18 @@ class Connection:
         while self.has_unsent:
             self.stream.wait(reading=False, writing=True)
             self.flush()
+
+    def part(self, timeout_s: float) -> None:
+        """The last word was said: until the other end hangs up. Whoever closes with something unread in its hands takes
+        back what it said last.
+        """
+        deadline = time.monotonic() + timeout_s
+        self.stream.set_blocking(False)
+        with contextlib.suppress(ConnectionLost):
+            while (left_s := deadline - time.monotonic()) > 0:
+                self.flush()
+                self.stream.wait(reading=True, writing=self.has_unsent, timeout_s=left_s)
+                self.receive()
 
     def has_input(self) -> bool:
         """Would `wait` return, or at least read something, at once?"""

@@ -26,7 +26,7 @@ class MemoryStream:
     def set_blocking(self, is_blocking: bool) -> None:
         """It never blocks."""
 
-    def wait(self, reading: bool, writing: bool) -> None:
+    def wait(self, reading: bool, writing: bool, timeout_s: float | None = None) -> None:
         """There is nobody else who could do anything meanwhile."""
         if reading and not self.has_input():
             raise ConnectionLost("nothing will come any more")

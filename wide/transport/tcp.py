@@ -15,14 +15,15 @@ from wide.errors import ConnectionLost, Unreachable, UsageError
 BACKLOG = 1024
 IOV_MAX = 1024  # buffers in one vectored call: Linux, macOS and the BSDs take no more
 PATIENCE = 4  # keepalive periods without an answer, or without room for what we send, until a peer counts as gone
+SILENCE_S = 30.0  # a coordinator that has nothing to say says so every second
 DEFAULTS = Sockets()
 
 
 class TcpStream:
     """One connected socket. Blocking or not, `receive_into` and `send` say how much was done; 0 means: not now."""
 
-    def __init__(self, sock: socket.socket, sockets: Sockets = DEFAULTS) -> None:
-        self._sock = sock
+    def __init__(self, sock: socket.socket, sockets: Sockets = DEFAULTS, silence_s: float | None = None) -> None:
+        self._sock, self._silence_s = sock, silence_s
         self._sendmsg = getattr(sock, "sendmsg", lambda buffers: sock.send(buffers[0]))  # Windows has no sendmsg
         self._recv_into = sock.recv_into
         self._read_nbytes = sockets.read_nbytes or sys.maxsize
@@ -38,12 +39,14 @@ class TcpStream:
         return bool(select.select((self._sock,), (), (), 0)[0])
 
     def set_blocking(self, is_blocking: bool) -> None:
-        self._sock.setblocking(is_blocking)
+        self._sock.settimeout(self._silence_s if is_blocking else 0)
 
-    def wait(self, reading: bool, writing: bool) -> None:
-        """Until it can be read from, or written to."""
+    def wait(self, reading: bool, writing: bool, timeout_s: float | None = None) -> None:
+        """Until it can be read from, or written to; but not for ever."""
         mine = (self._sock,)
-        select.select(mine if reading else (), mine if writing else (), ())
+        ready = select.select(mine if reading else (), mine if writing else (), (), timeout_s or self._silence_s)
+        if not any(ready):
+            raise ConnectionLost("the peer said nothing for too long")
 
     def receive_into(self, view: memoryview) -> int:
         try:
@@ -95,8 +98,10 @@ def _size_buffers(sock: socket.socket, sockets: Sockets) -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, sockets.buffer_nbytes)
 
 
-def connect(host: str, port: int, sockets: Sockets = DEFAULTS, timeout_s: float = 10.0) -> TcpStream:
-    """A blocking stream to a coordinator."""
+def connect(
+    host: str, port: int, sockets: Sockets = DEFAULTS, timeout_s: float = 10.0, silence_s: float | None = None
+) -> TcpStream:
+    """A blocking stream to a coordinator, which may be silent for so long."""
     try:
         sock = _dial(host, port, sockets, timeout_s)
     except OSError as error:
@@ -104,8 +109,8 @@ def connect(host: str, port: int, sockets: Sockets = DEFAULTS, timeout_s: float 
             f"no coordinator answers at {host}:{port} ({error.strerror or error}): is `wide serve` running there, "
             "and may this machine reach it?"
         ) from None
-    sock.settimeout(None)
-    return TcpStream(sock, sockets)
+    sock.settimeout(silence_s)
+    return TcpStream(sock, sockets, silence_s)
 
 
 def _dial(host: str, port: int, sockets: Sockets, timeout_s: float) -> socket.socket:

@@ -8,6 +8,7 @@ A conversation:   node         Hello ─────────► coordinator
                        ◄──────── Work            (+ weights, + sample ids or batches)   ┐ until the run is over,
                   Update ───────►                (+ gradient sum)                       ┘ one pair per lease
                        ◄──────── Stop
+Who has nothing else to say for a second says Alive.
 What is not raw follows its message as Parts, in an order that both sides know (codec/pieces.py).
 The evaluator, a child of the coordinator, speaks Evaluate / Evaluated instead of Work / Update.
 """
@@ -18,7 +19,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-PROTOCOL = 3
+PROTOCOL = 4
 Stored = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  # SQLite holds no more
 
 
@@ -35,6 +36,7 @@ class Hello(Message, frozen=True):
     host: str
     pid: int
     build: str  # torch version, device kind, threads, instruction set: what bits depend on
+    key: str = ""  # that only I know. Should you know me by it, this is my new connection, and the old one is void
 
 
 class Welcome(Message, frozen=True):
@@ -96,7 +98,7 @@ class Work(Message, frozen=True):
 
 class Update(Message, frozen=True):
     """Here is what you leased to me: a sum of gradients, or what my own steps changed. May I have more? Payload: that,
-    as one flat buffer, if it is raw.
+    as one flat buffer, if it is raw. If there are fewer losses than batches, I have to go, and this is how far I got.
     """
 
     lease: int
@@ -132,6 +134,10 @@ class Leaving(Message, frozen=True):
     why: str
 
 
+class Alive(Message, frozen=True):
+    """I am still here."""
+
+
 class Evaluate(Message, frozen=True):
     """Please evaluate these weights. Payload: the weights."""
 
@@ -163,7 +169,8 @@ class Planned(Message, frozen=True):
 
 TYPES: dict[int, type[Message]] = dict(
     enumerate(
-        (Hello, Welcome, Ready, Work, Update, Failed, Leaving, Evaluate, Evaluated, Stop, Probe, Part, Planned), start=1
+        (Hello, Welcome, Ready, Work, Update, Failed, Leaving, Evaluate, Evaluated, Stop, Probe, Part, Planned, Alive),
+        start=1,
     )
 )
 CODES = {kind: code for code, kind in TYPES.items()}

@@ -1,0 +1,179 @@
+"""Who is in the pool, what each of them holds, and how long that should take. Plain numbers; decides nothing.
+
+A lease's deadline follows from its holder's own speed: median + k·MAD of what its batches took.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from statistics import median
+
+from wide.strategy.course import Pace
+from wide.strategy.rounds import usual_s
+from wide.strategy.tree import Block
+
+RESCUE_GAIN = 2.0  # an idle node takes over if it should be done this much sooner than the holder
+OVERDUE = 4.0  # a lease that took this many times what was expected is overdue, while a node's spread is not known
+LEAST_OVERDUE, MOST_OVERDUE = 2.0, 8.0  # and once it is
+SPREADS = 8.0  # that is k
+PACES = 16  # batches are remembered of so many leases
+ENOUGH_PACES = 5
+OVERDUE_S = 1.0  # and at least so much longer, if others would have something else to do
+COLD = 0.1  # what a node's first result weighs, against later ones
+GREEN_S = 10.0  # the same for a node's first lease: it may have to load and to warm up
+
+
+@dataclass(slots=True)
+class Lease:
+    """`block` of the run, granted to `node` at this `age` of the weights, when the clock showed `granted_at`."""
+
+    number: int
+    node: int
+    block: Block
+    group: int
+    age: int
+    granted_at: float
+    change: int  # how often the strategy had changed by then
+    is_expired: bool = False
+
+
+@dataclass(slots=True)
+class Member:
+    """A node in the pool. `batches_per_s` is None until its first result; `leases` are computed in their order."""
+
+    node: int
+    batches_per_s: float | None = None
+    leases: dict[int, Lease] = field(default_factory=dict)
+    lately: tuple[float, float] = (0.0, 0.0)  # batches, and the seconds that they took
+    heard_at: float = 0.0
+    transfer_s: float = 0.0
+    is_silent: bool = False  # its heart does not beat: it may be paused, or cut off
+    is_leaving: bool = False
+    answered: int = 0  # the last lease that it answered
+    paces_s: deque[float] = field(default_factory=lambda: deque(maxlen=PACES))  # seconds a batch, lease by lease
+
+    def measure(self, lease: Lease, now: float, memory: float, most_s: float) -> None:
+        """From the grant, or from its result before, to this one; but not longer than `most_s`."""
+        elapsed_s = max(min(now - max(lease.granted_at, self.heard_at), most_s), 1e-6)
+        batches, seconds = self.lately
+        weight = 1.0 if seconds else COLD  # the first time nothing is warm
+        if seconds:
+            self.paces_s.append(elapsed_s / lease.block.size)
+        self.lately = memory * batches + weight * lease.block.size, memory * seconds + weight * elapsed_s
+        self.batches_per_s = self.lately[0] / self.lately[1]
+        self.heard_at = now
+        self.answered = max(self.answered, lease.number)
+
+    @property
+    def overdue(self) -> float:
+        """A lease that takes it this many times what it should is overdue."""
+        if len(self.paces_s) < ENOUGH_PACES:
+            return OVERDUE
+        late_s = usual_s(self.paces_s, SPREADS, LEAST_OVERDUE - 1)
+        return min(max(late_s / median(self.paces_s), LEAST_OVERDUE), MOST_OVERDUE)
+
+
+class Roster:
+    """All members, and `newest`: who was last given each block that is out. In a pool where a node's speed includes
+    its link (`waits_for_travel`), travelling is not counted a second time.
+    """
+
+    def __init__(self) -> None:
+        self.members: dict[int, Member] = {}
+        self.newest: dict[Block, Lease] = {}
+        self.waits_for_travel = True
+
+    @property
+    def rates(self) -> list[float]:
+        """Batches/s of all who were measured and are there."""
+        members = self.members.values()
+        return [m.batches_per_s for m in members if m.batches_per_s is not None and not m.is_silent]
+
+    def pace(self, batches_per_step: int) -> Pace:
+        rates = self.rates
+        tick_s = batches_per_step / sum(rates) if rates else 0.0
+        transfer_s = max((member.transfer_s for member in self.members.values()), default=0.0)
+        return Pace(tick_s, transfer_s, 1 / min(rates, default=1.0))
+
+    def idle(self, depth: int) -> list[Member]:
+        """Who could do with another lease."""
+        return [m for m in self.members.values() if len(m.leases) < depth and not m.is_silent and not m.is_leaving]
+
+    def holders(self) -> set[int]:
+        """Whose results may still come."""
+        present = (member for member in self.members.values() if not member.is_silent)
+        return {m.node for m in present for lease in m.leases.values() if not lease.is_expired}
+
+    def others_at(self, lease: Lease) -> list[Lease]:
+        """Who else was given the same block."""
+        members = (member for member in self.members.values() if member.node != lease.node)
+        return [held for member in members for held in member.leases.values() if held.block == lease.block]
+
+    def progress(self, lease: Lease, rate: float, now: float) -> tuple[float, float]:
+        """For how long its holder has been at it and what comes before it, and how long that should take."""
+        holder = self.members[lease.node]
+        ahead = [held for held in holder.leases.values() if held.number <= lease.number]
+        travel_s = 0.0 if self.waits_for_travel else holder.transfer_s  # not in its speed
+        computing_s = sum(held.block.size for held in ahead) / rate
+        return now - max(ahead[0].granted_at, holder.heard_at), computing_s + travel_s
+
+    def left_of(self, lease: Lease, now: float) -> float:
+        """Batches of a lease that its holder, by its own speed, has not computed yet."""
+        rate = self.members[lease.node].batches_per_s
+        return lease.block.size if rate is None else max(0.0, lease.block.size - rate * (now - lease.granted_at))
+
+    def due_within(self, seconds: float, now: float) -> int:
+        """Batches whose holders, by their own speed, should be done now, give or take so long."""
+        batches = 0
+        for lease in self.newest.values():
+            rate = self.members[lease.node].batches_per_s
+            if rate is not None:
+                elapsed, expected = self.progress(lease, rate, now)
+                batches += lease.block.size if -seconds < expected - elapsed < seconds else 0
+        return batches
+
+    def remaining_s(self, lease: Lease, guess: float, now: float) -> float:
+        """How long its holder will still need, by its own speed; one that is far too late may never come back."""
+        holder = self.members[lease.node]
+        elapsed, expected = self.progress(lease, holder.batches_per_s or guess, now)
+        is_late = elapsed > LEAST_OVERDUE * expected and elapsed > holder.overdue * expected
+        return math.inf if is_late or holder.is_silent else max(0.0, expected - elapsed)
+
+    def worth_rescuing(self, member: Member, now: float) -> Lease | None:
+        """The lease whose holder will be done last, if this idle node should be done with it much sooner."""
+        if member.leases or not self.newest:
+            return None
+        if member.batches_per_s is None:  # how quick it would be is not known
+            return next((lease for lease in self.newest.values() if self._may_be_lost(lease, now)), None)
+        slowest, longest = None, 0.0
+        for lease in self.newest.values():
+            remaining = self.remaining_s(lease, member.batches_per_s, now)
+            if remaining > longest:
+                slowest, longest = lease, remaining
+        if slowest is None or longest < RESCUE_GAIN * slowest.block.size / member.batches_per_s:
+            return None
+        return slowest
+
+    def _may_be_lost(self, lease: Lease, now: float) -> bool:
+        """Its holder is silent or far too late; or was never measured, and has had its time to warm up."""
+        holder = self.members[lease.node]
+        if holder.is_silent or holder.batches_per_s is None:
+            return holder.is_silent or now - lease.granted_at > GREEN_S
+        elapsed, expected = self.progress(lease, holder.batches_per_s, now)
+        return elapsed > holder.overdue * expected + OVERDUE_S
+
+    def overdue(self, now: float) -> Iterable[Lease]:
+        """What may never come: held by somebody silent, or past its deadline by a while."""
+        rates = self.rates
+        if not rates or len(self.members) == 1:
+            return
+        usual = median(rates)
+        for lease in list(self.newest.values()):
+            holder = self.members[lease.node]
+            grace_s = OVERDUE_S if holder.batches_per_s is not None else GREEN_S
+            elapsed, expected = self.progress(lease, holder.batches_per_s or usual, now)
+            if holder.is_silent or elapsed > holder.overdue * expected + grace_s:
+                yield lease

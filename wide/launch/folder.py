@@ -1,0 +1,73 @@
+"""A run's folder: a new one, or one that holds a run to go on with. Knows paths and the lock; knows no training."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from wide.errors import UsageError
+from wide.store.lock import FolderLock
+
+DATABASE, CHECKPOINTS, LOG = "run.db", "checkpoints", "log.jsonl"
+
+
+class RunFolder:
+    """`path`, which nobody else writes to until `close`; `holds_run`: there is one to be resumed."""
+
+    def __init__(self, out: Path | None, resume: str | None, name: str) -> None:
+        found = _find(out, resume, name) if resume is not None else None
+        self.path = found or _make(out, name)
+        self.holds_run = found is not None
+        try:
+            self._lock = FolderLock(self.path)
+        except OSError as error:
+            raise UsageError(f"{self.path} cannot be written ({error.strerror}): choose a folder with --out") from None
+
+    def close(self) -> None:
+        self._lock.close()
+
+
+def _find(out: Path | None, resume: str, name: str) -> Path | None:
+    """The run to go on with. `auto`: the one in --out, or this job's newest; None, if there is none yet."""
+    if resume != "auto":
+        path = Path(resume)
+        if not (path / DATABASE).exists():
+            raise UsageError(f"--resume {path}: there is no run in it (no {DATABASE}); or say --resume auto")
+        if out is not None and out.absolute() != path.absolute():
+            raise UsageError(f"--resume {path} goes on in its own folder: leave --out away")
+        return path
+    if out is not None:
+        return out if (out / DATABASE).exists() else None
+    runs = [path for path in Path("runs").glob(f"*-{name}*") if (path / DATABASE).exists() and _is_of(path, name)]
+    return max(runs, key=lambda path: path.name, default=None)
+
+
+def _is_of(path: Path, name: str) -> bool:
+    """runs/20261116-044036-digits, or …-digits-2 if several began in one second."""
+    rest = path.name[len("20261116-044036-") :]
+    return rest == name or rest.removeprefix(f"{name}-").isdigit()
+
+
+def _make(out: Path | None, name: str) -> Path:
+    """--out, which must not hold a run yet, or a new folder runs/<time>-<job>."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    candidates = (
+        [out] if out else [Path("runs") / f"{stamp}-{name}{tail}" for tail in ("", *(f"-{i}" for i in range(2, 99)))]
+    )
+    for path in candidates:
+        try:
+            path.mkdir(parents=True, exist_ok=out is not None)
+            if (path / DATABASE).exists():
+                raise UsageError(
+                    f"{path} already holds a run: go on with it (--resume {path}), or choose another folder with --out"
+                )
+            if not os.access(path, os.W_OK):
+                raise PermissionError(13, "Permission denied")
+            return path
+        except FileExistsError:
+            if out is not None:
+                raise UsageError(f"{path} is a file: --out must name a folder") from None
+        except OSError as error:
+            raise UsageError(f"{path} cannot be written ({error.strerror}): choose a folder with --out") from None
+    raise UsageError("too many runs began in this second: choose a folder with --out")

@@ -1,0 +1,100 @@
+"""Being a member of a pool for as long as it lives: a connection that breaks is made again. Knows a worker and how to
+dial; knows no processes.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import threading
+import time
+from collections.abc import Callable
+
+import torch
+
+from wide.errors import BY_EXIT_CODE, ConnectionLost, NotYet, TrainingFailed, Unreachable, WideError
+from wide.job.definition import Job
+from wide.node.greeting import Identity, introduce
+from wide.node.pulse import Pulse
+from wide.node.worker import Left, Worker
+from wide.telemetry.log import log
+from wide.transport.connection import Connection
+from wide.wire import messages as say
+
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 3.0
+
+
+class Membership:
+    """One machine in one pool. What it has built stays when its connection breaks."""
+
+    def __init__(self, dial: Callable[[], Connection], identity: Identity, load: Callable[[], Job]) -> None:
+        self._dial, self._identity, self._load = dial, identity, load
+        self._job: Job | None = None
+        self._worker: Worker | None = None
+        self._is_attached = False
+        self._is_welcome = self._was_welcome = False  # by this connection, by any
+
+    def leave(self, why: str) -> None:
+        """Called by a signal handler: hand in what is finished, and go."""
+        if self._worker is None or not self._is_attached:
+            raise Left(why)
+        self._worker.leave(why)
+
+    def last(self, retry_s: float) -> say.Stop:
+        """Until the coordinator says stop. If it goes away, look for it for `retry_s`: not all nodes at once, and less
+        and less often. Somebody who takes a call and ends it (a tunnel whose far end is gone) is not the coordinator.
+        """
+        deadline, pause_s = math.inf, FIRST_PAUSE_S
+        while True:
+            try:
+                return self._once()
+            except (ConnectionLost, Unreachable, NotYet) as error:
+                if self._is_welcome:
+                    log.warning("%s; looking for it again", error)
+                    deadline, pause_s = time.monotonic() + retry_s, FIRST_PAUSE_S
+                if not self._was_welcome or retry_s <= 0 or time.monotonic() > deadline:
+                    raise
+            threading.Event().wait(pause_s * random.uniform(0.5, 1.0))
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    def _once(self) -> say.Stop:
+        """One connection: greet, build what is not built yet, work."""
+        self._is_welcome = False
+        connection = self._dial()
+        try:
+            if self._job is None:
+                self._job = self._load()
+                torch.set_num_threads(self._job.threads)
+            welcome = introduce(connection, self._identity, self._job.threads)
+            self._is_welcome = self._was_welcome = True
+            log.info("joined as node %d", welcome.node)
+            with Pulse(connection):
+                stop = self._work(connection, self._job, welcome)
+            if stop.exit_code == NotYet.exit_code:
+                raise NotYet(stop.why)
+            return stop
+        except ConnectionLost as error:
+            raise ConnectionLost(f"the coordinator went away: {error}") from None
+        finally:
+            self._is_attached = False
+            connection.close()
+
+    def _work(self, connection: Connection, job: Job, welcome: say.Welcome) -> say.Stop:
+        """What fails is told to the coordinator, then raised."""
+        try:
+            if self._worker is None or not self._worker.may_serve(welcome):
+                self._worker = Worker(connection, job, welcome, self._identity.device)
+            else:
+                self._worker.attach(connection)
+            self._is_attached = True
+            return self._worker.work()
+        except TrainingFailed as error:
+            connection.send(say.Failed(0, -1, str(error), error.details))
+            raise
+
+
+def raise_for(stop: say.Stop) -> None:
+    """A coordinator may say goodbye because something is wrong with us."""
+    if stop.exit_code:
+        raise BY_EXIT_CODE.get(stop.exit_code, WideError)(stop.why)

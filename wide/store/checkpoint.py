@@ -1,0 +1,174 @@
+"""Checkpoints: complete on disk before `latest` names them. Knows files, tensors and plain values; not what they mean.
+
+    .step-00000040/  ──fsync──►  rename to step-00000040/  ──fsync──►  latest says "step-00000040"  ──►  old ones go
+
+Killed at any moment, this leaves `latest` naming a whole checkpoint, or, before the first one, no `latest`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from wide.errors import TrainingFailed
+from wide.failpoint import reach
+
+MODEL, OPTIMIZER, STATE, LATEST = "model.safetensors", "optimizer.safetensors", "state.json", "latest"
+NAME = re.compile(r"step-(\d{8,})(?:-(\d+))?")
+
+Tensors = dict[str, torch.Tensor]
+
+
+class Checkpoint(NamedTuple):
+    """The weights by the names of the state dict, all other tensors, and all other values."""
+
+    step: int
+    model: Tensors
+    others: Tensors
+    state: dict[str, Any]
+
+
+class Broken(Exception):
+    """What is on disk is not a whole checkpoint."""
+
+
+def write(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
+    """Returns where it is. Raises OSError, and then what was there before is still whole and still named."""
+    final = _free_name(folder, checkpoint.step)
+    temporary = folder / f".{final.name}"
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    try:
+        _fill(temporary, checkpoint)
+        reach("checkpoint.before_rename")
+        temporary.rename(final)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(temporary, ignore_errors=True)  # a full disk needs the room
+        raise OSError(str(error)) from None
+    _sync(folder)
+    reach("checkpoint.after_rename")
+    name_latest(folder, final)
+    reach("checkpoint.after_latest")
+    for old in _all(folder)[keep:]:
+        reach("checkpoint.before_removal")
+        if old != final:
+            shutil.rmtree(old, ignore_errors=True)
+    return final
+
+
+def name_latest(folder: Path, checkpoint: Path) -> None:
+    pointer = folder / ".latest"
+    pointer.write_text(checkpoint.name + "\n", encoding="utf-8")
+    _sync(pointer)
+    os.replace(pointer, folder / LATEST)
+    _sync(folder)
+
+
+def newest(folder: Path) -> tuple[Path, Checkpoint, list[str]]:
+    """The one that `latest` names, or, if it is broken, the newest that is whole; and what is wrong with others."""
+    problems: list[str] = []
+    for path in _candidates(folder):
+        try:
+            return path, read(path), problems
+        except Broken as error:
+            problems.append(f"{path} cannot be used: {error}")
+    raise TrainingFailed(f"{folder} holds no whole checkpoint{''.join(f'; {problem}' for problem in problems)}")
+
+
+def read(path: Path) -> Checkpoint:
+    try:
+        state = json.loads((path / STATE).read_text(encoding="utf-8"))
+        for name, digest in state["files"].items():
+            if _digest(path / name) != digest:
+                raise Broken(f"{name} is not what was written")
+        return Checkpoint(state["step"], load_file(path / MODEL), load_file(path / OPTIMIZER), state)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+        raise Broken(str(error)) from None
+
+
+def forget_after(folder: Path, path: Path) -> None:
+    """The run goes on from `path`: what came after it will be made again. So will what was not finished. Needs room on
+    the disk only if `latest` does not say so yet.
+    """
+    if _named(folder) != path:
+        name_latest(folder, path)
+    for other in _all(folder):
+        if _order(other) > _order(path):
+            shutil.rmtree(other, ignore_errors=True)
+    for unfinished in folder.glob(".step-*"):
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def is_any(folder: Path) -> bool:
+    return bool(_all(folder))
+
+
+def _fill(temporary: Path, checkpoint: Checkpoint) -> None:
+    reach("checkpoint.write")
+    save_file(checkpoint.model, temporary / MODEL)
+    reach("checkpoint.after_model")
+    save_file(checkpoint.others, temporary / OPTIMIZER)
+    reach("checkpoint.after_optimizer")
+    files = {name: _digest(temporary / name) for name in (MODEL, OPTIMIZER)}
+    state = {"step": checkpoint.step, "files": files} | checkpoint.state
+    (temporary / STATE).write_text(json.dumps(state, allow_nan=False), encoding="utf-8")
+    for name in (MODEL, OPTIMIZER, STATE):
+        _sync(temporary / name)
+    _sync(temporary)
+
+
+def _digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    """Until it is on the disk. Folders cannot be opened on Windows, which keeps their order by itself."""
+    if os.name == "nt" and path.is_dir():
+        return
+    fd = os.open(path, os.O_RDONLY if os.name != "nt" else os.O_RDWR)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _free_name(folder: Path, step: int) -> Path:
+    """In `async` and `local` several versions may fall into one step."""
+    path, more = folder / f"step-{step:08d}", 1
+    while path.exists():
+        more += 1
+        path = folder / f"step-{step:08d}-{more}"
+    return path
+
+
+def _order(path: Path) -> tuple[int, int]:
+    found = NAME.fullmatch(path.name)
+    return (int(found[1]), int(found[2] or 1)) if found else (-1, 0)
+
+
+def _all(folder: Path) -> list[Path]:
+    """The newest first."""
+    return sorted((path for path in folder.glob("step-*") if NAME.fullmatch(path.name)), key=_order, reverse=True)
+
+
+def _named(folder: Path) -> Path | None:
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        name = (folder / LATEST).read_text(encoding="utf-8").strip()
+        return folder / name if NAME.fullmatch(name) else None
+    return None
+
+
+def _candidates(folder: Path) -> list[Path]:
+    named = _named(folder)
+    return ([named] if named else []) + [path for path in _all(folder) if path != named]

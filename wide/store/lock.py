@@ -1,0 +1,53 @@
+"""One run folder has one coordinator. Knows a lock file, which the system lets go of when its holder dies."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import IO
+
+from wide.errors import UsageError
+
+
+class FolderLock:
+    """Held from the beginning until `close`, or until this process ends, however it ends. Its forked children do not
+    hold it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        path = folder / "lock"
+        self._file: IO[str] = open(path, "a+", encoding="utf-8")  # noqa: SIM115  (held as long as this object)
+        try:
+            _lock(self._file)
+        except OSError:
+            self._file.seek(0)
+            holder = self._file.read().strip() or "another process"
+            self._file.close()
+            raise UsageError(f"{folder} is in use by {holder}: one run folder has one coordinator") from None
+        self._file.truncate(0)
+        self._file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._file.truncate(0)
+        self._file.close()
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    FAR = 1 << 30  # a byte that nobody reads: on Windows a locked one cannot be
+
+    def _lock(file: IO[str]) -> None:
+        os.lseek(file.fileno(), FAR, os.SEEK_SET)
+        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+        os.lseek(file.fileno(), 0, os.SEEK_SET)
+else:
+    import fcntl
+
+    def _lock(file: IO[str]) -> None:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
