@@ -1,0 +1,52 @@
+"""The coordinator's state machine in simulated worlds: nodes that die, sleep, hang, lie and come back, from a seed.
+
+More of it: `python -m benchmarks sim`.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.invariants import Violation
+from benchmarks.planted import MOST_NODES, PLANTED, caught
+from benchmarks.scenario import STRATEGIES
+from benchmarks.simulator import World
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_no_batch_is_lost_or_doubled_whatever_happens(seed):
+    world = World(seed, most_nodes=40).run()
+    assert world.is_over
+
+
+def test_these_worlds_are_unkind_and_of_all_kinds():
+    worlds = [World(seed, most_nodes=40).run() for seed in range(30)]
+    assert sum(world.faults for world in worlds) > 1000
+    assert {world.scenario.strategy for world in worlds} == set(STRATEGIES)
+    assert {world.scenario.may_change for world in worlds} == {True, False}
+    assert any(len(world.saved) > 2 for world in worlds)
+
+
+def test_a_pool_of_hundreds_is_no_different():
+    seed = next(seed for seed in range(10_000) if World(seed).scenario.nodes > 200)
+    assert World(seed).run().most_nodes > 200
+
+
+@pytest.mark.parametrize("bug", PLANTED)
+def test_a_planted_bug_is_found(bug):
+    assert caught(bug) is not None
+
+
+def test_a_failing_seed_plays_the_same_schedule_again():
+    seed = caught("leases_of_the_dead_kept")
+    logs, problems = [], []
+    with PLANTED["leases_of_the_dead_kept"]():
+        for _ in range(2):
+            logs.append([])
+            with pytest.raises(Violation) as violation:
+                World(seed, MOST_NODES, logs[-1]).run()
+            problems.append(str(violation.value))
+    assert len(logs[0]) > 50
+    assert logs[0] == logs[1]
+    assert problems[0] == problems[1]
+    assert f"seed {seed}" in problems[0]
