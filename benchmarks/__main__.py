@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import inspect
 import json
 import sys
 
-NAMES = ("seed", "wire", "codecs", "sockets", "logging", "slowlink", "strategies", "network")
+NAMES = (
+    *("seed", "wire", "codecs", "sockets", "logging", "slowlink", "strategies", "network"),
+    *("sim", "chaos", "kills", "checkpoints"),
+)
+OPTIONS = {"seconds": float, "nodes": int, "seed": int, "strategy": str, "times": int, "schedules": int}
 
 
 def main() -> int:
@@ -16,8 +21,13 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="only the JSON line, no table")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--plot", action="store_true", help="also draw docs/plots/NAME.png (needs the extra `plots`)")
+    for name, kind in OPTIONS.items():
+        parser.add_argument(f"--{name}", type=kind, help="for those that have it")
     arguments = parser.parse_args()
     benchmark = importlib.import_module(f"benchmarks.{arguments.name}")
+    options = {name: value for name in OPTIONS if (value := getattr(arguments, name)) is not None}
+    for name in options.keys() - inspect.signature(benchmark.run).parameters.keys():
+        parser.error(f"{arguments.name} has no --{name}")
 
     def say(text: str) -> None:
         if not arguments.json:
@@ -28,7 +38,7 @@ def main() -> int:
 
         if arguments.name not in DRAWINGS:
             parser.error(f"there is no picture of {arguments.name}, only of {', '.join(DRAWINGS)}")
-    result = benchmark.run(arguments.repeats, say)
+    result = benchmark.run(arguments.repeats, say, **options)
     if arguments.plot:
         say(f"drawn: {draw(arguments.name, result)}")
     print(json.dumps(result))
