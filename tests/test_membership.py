@@ -90,6 +90,16 @@ def test_a_lone_node_that_was_paused_hands_in_its_work_when_it_wakes(strategy):
     assert isinstance(pool.handle(UpdateArrived(1, held[1].lease), 60.0)[0], MergeUpdate)
 
 
+def test_the_time_in_which_a_node_was_silent_says_nothing_about_its_speed():
+    pool = a_pool(steps=None)
+    held = measured(pool, 1)
+    speed = pool.members[1].batches_per_s
+    pool.handle(NodeSilent(1), 4.0)
+    pool.handle(NodeHeard(1), 60.0)
+    pool.handle(UpdateArrived(1, held[1].lease), 60.0)
+    assert pool.members[1].batches_per_s == speed
+
+
 def test_a_duplicate_is_merged_once_and_answered_twice():
     pool, one, two = with_a_slow_node()
     (rescue,) = grants(pool.handle(UpdateArrived(1, one.lease), 11.0))

@@ -67,7 +67,10 @@ class Delivery:
             group=grant.group,
         )
         peer.refused, peer.wants_speeds = 0, ()
-        peer.pending.append((work, done(payload)))  # behind the parts of the work before, if there are any
+        if not peer.pending:
+            self._board.send(peer, work, *payload)
+        else:
+            peer.pending.append((work, done(payload)))  # behind the parts of the work before
         peer.pending.extend((PART, part) for part in parts)
         for part in parts:
             if not part.done():

@@ -41,6 +41,8 @@ class Record:
         self._merged: list[tuple[MergeUpdate, bool, Sequence[int], Sequence[float], float]] = []
         self._closed: list[tuple[Step, bool, float, float]] = []
         self._weighted_losses: dict[int, dict[int, list[float]]] = {}  # by step, by a block's first batch
+        self._series_of: set[int] = set()  # nodes that are here, or have left since the last point of the series
+        self._left: set[int] = set()
         self._flushed_at = 0.0
         self._series_at = 0.0
         self._told_at = 0.0
@@ -86,11 +88,14 @@ class Record:
         self.nodes[node], self.last_node = totals, max(self.last_node, node)
         self.db.insert("nodes", [(node, name, host, time.time(), None, None)])
         self.progress.nodes += 1
+        self._series_of.add(node)
+        self._left.discard(node)
         return totals
 
     def node_left(self, node: int, why: str) -> None:
         self.db.write("UPDATE nodes SET left_at=?, why=? WHERE node=? AND left_at IS NULL", [(time.time(), why, node)])
         self.progress.nodes -= 1
+        self._left.add(node)
 
     def merged(self, merge: MergeUpdate, is_sync: bool, sizes: Sequence[int], losses: Sequence[float]) -> None:
         """On the way of every gradient: only remember it."""
@@ -171,4 +176,7 @@ class Record:
             self._series_at = now
             at = time.time()
             names = ("batches", "bytes_sent", "bytes_received", "compute_s", "codec_s", "network_s", "rss_bytes")
-            self.db.insert("samples", [(at, n.node, m, getattr(n, m)) for n in self.nodes.values() for m in names])
+            told = [totals for node, totals in self.nodes.items() if node in self._series_of]
+            self.db.insert("samples", [(at, n.node, m, getattr(n, m)) for n in told for m in names])
+            self._series_of -= self._left
+            self._left.clear()

@@ -38,6 +38,7 @@ class Lease:
     granted_at: float
     change: int  # how often the strategy had changed by then
     is_expired: bool = False
+    is_disturbed: bool = False  # its node was silent meanwhile, so it does not tell how quick that is
 
 
 @dataclass(slots=True)
@@ -55,8 +56,17 @@ class Member:
     answered: int = 0  # the last lease that it answered
     paces_s: deque[float] = field(default_factory=lambda: deque(maxlen=PACES))  # seconds a batch, lease by lease
 
+    def fall_silent(self) -> None:
+        self.is_silent = True
+        for lease in self.leases.values():
+            lease.is_disturbed = True
+
     def measure(self, lease: Lease, now: float, memory: float, most_s: float) -> None:
         """From the grant, or from its result before, to this one; but not longer than `most_s`."""
+        self.answered = max(self.answered, lease.number)
+        if lease.is_disturbed:
+            self.heard_at = now
+            return
         elapsed_s = max(min(now - max(lease.granted_at, self.heard_at), most_s), 1e-6)
         batches, seconds = self.lately
         weight = 1.0 if seconds else COLD  # the first time nothing is warm
@@ -65,7 +75,6 @@ class Member:
         self.lately = memory * batches + weight * lease.block.size, memory * seconds + weight * elapsed_s
         self.batches_per_s = self.lately[0] / self.lately[1]
         self.heard_at = now
-        self.answered = max(self.answered, lease.number)
 
     @property
     def overdue(self) -> float:
@@ -115,10 +124,12 @@ class Roster:
     def progress(self, lease: Lease, rate: float, now: float) -> tuple[float, float]:
         """For how long its holder has been at it and what comes before it, and how long that should take."""
         holder = self.members[lease.node]
-        ahead = [held for held in holder.leases.values() if held.number <= lease.number]
+        began_at, batches = lease.granted_at, lease.block.size
+        if len(holder.leases) > 1:
+            ahead = [held for held in holder.leases.values() if held.number <= lease.number]
+            began_at, batches = ahead[0].granted_at, sum(held.block.size for held in ahead)
         travel_s = 0.0 if self.waits_for_travel else holder.transfer_s  # not in its speed
-        computing_s = sum(held.block.size for held in ahead) / rate
-        return now - max(ahead[0].granted_at, holder.heard_at), computing_s + travel_s
+        return now - (began_at if began_at > holder.heard_at else holder.heard_at), batches / rate + travel_s
 
     def left_of(self, lease: Lease, now: float) -> float:
         """Batches of a lease that its holder, by its own speed, has not computed yet."""
@@ -136,11 +147,14 @@ class Roster:
         return batches
 
     def remaining_s(self, lease: Lease, guess: float, now: float) -> float:
-        """How long its holder will still need, by its own speed; one that is far too late may never come back."""
+        """How long its holder will still need, by its own speed (less than nothing, if it is a little late); one that is
+        far too late may never come back.
+        """
         holder = self.members[lease.node]
         elapsed, expected = self.progress(lease, holder.batches_per_s or guess, now)
-        is_late = elapsed > LEAST_OVERDUE * expected and elapsed > holder.overdue * expected
-        return math.inf if is_late or holder.is_silent else max(0.0, expected - elapsed)
+        if holder.is_silent or (elapsed > LEAST_OVERDUE * expected and elapsed > holder.overdue * expected):
+            return math.inf
+        return expected - elapsed
 
     def worth_rescuing(self, member: Member, now: float) -> Lease | None:
         """The lease whose holder will be done last, if this idle node should be done with it much sooner."""

@@ -130,7 +130,7 @@ class Pool:
         """Others may take what it holds; should it come back first, its result counts."""
         if event.node not in self.members:
             return []
-        self.members[event.node].is_silent = True
+        self.members[event.node].fall_silent()
         return self._ticked(Ticked(), now)
 
     def _heard(self, event: NodeHeard, now: float) -> list[Action]:
@@ -344,7 +344,7 @@ class Pool:
         actions: list[Action] = []
         if member.is_silent or member.is_leaving:
             return actions
-        if any(lease.change != self._changes for lease in member.leases.values()):
+        if member.leases and any(lease.change != self._changes for lease in member.leases.values()):
             return actions  # it is still at something from before
         while len(member.leases) < self.course.depth and self.course.may_lease(member.node):
             if self.course.free:

@@ -46,6 +46,7 @@ class Schedule:
         self.batches_per_epoch = math.ceil(samples / batch_size)
         self.steps_per_epoch = math.ceil(self.batches_per_epoch / batches_per_step)
         self._orders: dict[int, tuple[torch.Tensor, memoryview]] = {}
+        self._last = (self.step(0), 0)  # a step, and the position of its first batch: mostly the one that is wanted
 
     def steps_for(self, epochs: float) -> int:
         return max(1, math.ceil(epochs * self.steps_per_epoch - 1e-9))
@@ -70,8 +71,11 @@ class Schedule:
         """The positions first…end-1, step by step."""
         found = []
         while first < end:
-            step = self.step_at(first)
-            start = self.position(step.number)
+            step, start = self._last
+            if not start <= first < start + step.batches:
+                step = self.step_at(first)
+                start = self.position(step.number)
+                self._last = step, start
             until = min(end, start + step.batches)
             found.append(Stretch(step, first - start, until - start))
             first = until

@@ -54,4 +54,5 @@ def logging_to(tier: str, file: Path | None = None) -> Iterator[None]:
         for handler in handlers:
             log.removeHandler(handler)
         if file is not None:
-            handlers[1].close()
+            with contextlib.suppress(OSError):  # a full disk
+                handlers[1].close()
