@@ -147,8 +147,8 @@ class Roster:
         return batches
 
     def remaining_s(self, lease: Lease, guess: float, now: float) -> float:
-        """How long its holder will still need, by its own speed (less than nothing, if it is a little late); one that is
-        far too late may never come back.
+        """How long its holder will still need, by its own speed; below zero, if it is a little late. One that is far
+        too late may never come back.
         """
         holder = self.members[lease.node]
         elapsed, expected = self.progress(lease, holder.batches_per_s or guess, now)
