@@ -15,7 +15,7 @@ from wide.errors import ConnectionLost, Unreachable, UsageError
 BACKLOG = 1024
 IOV_MAX = 1024  # buffers in one vectored call: Linux, macOS and the BSDs take no more
 PATIENCE = 4  # keepalive periods without an answer, or without room for what we send, until a peer counts as gone
-SILENCE_S = 30.0  # a coordinator that has nothing to say says so every second
+SILENCE_S = 120.0  # a coordinator says every second that it is there, unless it is busy with a long step
 DEFAULTS = Sockets()
 
 
