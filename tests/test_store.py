@@ -17,7 +17,7 @@ from wide.errors import TrainingFailed, UsageError
 from wide.store import checkpoint
 from wide.store.checkpoint import Checkpoint
 from wide.store.lock import FolderLock
-from wide.store.nest import pack, unpack
+from wide.store.nest import Packing, unpack
 from wide.store.rundb import RunDb
 
 
@@ -43,18 +43,20 @@ def test_any_nest_of_plain_values_and_tensors_comes_back_as_it_was():
         "huge": 2**70,
         "nested": [{"x": ["y", {}]}],
     }
-    tensors = {}
-    text = json.dumps(pack(nest, tensors, "all"), allow_nan=False)
-    back = unpack(json.loads(text), tensors)
+    packing = Packing()
+    text = json.dumps(packing.pack(nest, "all"), allow_nan=False)
+    back = unpack(json.loads(text), packing.tensors)
     assert torch.equal(back[0].pop("exp_avg"), nest[0].pop("exp_avg"))
     assert torch.equal(back[0].pop("step"), nest[0].pop("step"))
     assert back == nest
     assert [type(back[key]) for key in back] == [type(nest[key]) for key in nest]
 
 
-def test_what_cannot_be_written_is_left_out_of_its_dict_and_nothing_else_is():
-    packed = pack({"kept": 1, "function": print, "inner": {"object": object(), "too": 2}}, {}, "all")
+def test_what_cannot_be_written_is_left_out_and_named_and_nothing_else_is():
+    packing = Packing()
+    packed = packing.pack({"kept": 1, "function": print, "inner": {"object": object(), "too": 2}}, "all")
     assert unpack(packed, {}) == {"kept": 1, "inner": {"too": 2}}
+    assert packing.left_out == ["all.function (builtin_function_or_method)", "all.inner.object (object)"]
 
 
 def test_the_newest_checkpoint_is_named_and_older_ones_go(tmp_path):

@@ -23,7 +23,7 @@ from wide.coordinator.master import Master
 from wide.coordinator.record import Record
 from wide.errors import TrainingFailed
 from wide.store.checkpoint import Checkpoint, write
-from wide.store.nest import Tensors, pack, unpack
+from wide.store.nest import Packing, unpack
 from wide.store.weights import state_sha256
 from wide.telemetry.log import log
 
@@ -44,7 +44,7 @@ class Keeper:
         self._changed = threading.Condition()
         self._waiting: Checkpoint | None = None
         self._problem = ""
-        self._is_writing = self._is_closed = False
+        self._is_writing = self._is_closed = self._has_told = False
         self._thread = threading.Thread(target=self._work, name="checkpoints", daemon=True)
         self._thread.start()
 
@@ -72,7 +72,7 @@ class Keeper:
             )
 
     def _copy(self, position: Position, fold: Fold) -> Checkpoint:
-        master, others = self._master, Tensors()
+        master, packing = self._master, Packing()
         model = {
             key: value.detach().clone(memory_format=torch.contiguous_format)
             for key, value in master.model.state_dict().items()
@@ -80,7 +80,7 @@ class Keeper:
         }
         for name, view in _named(master.weights, master):
             if name not in model or model[name].shape != view.shape or model[name].dtype != view.dtype:
-                others[f"model.{name}"] = view.detach().clone(memory_format=torch.contiguous_format)
+                packing.tensors[f"model.{name}"] = view.detach().clone(memory_format=torch.contiguous_format)
         state = {
             "position": msgspec.to_builtins(position),
             "asked": self._asked,
@@ -88,10 +88,13 @@ class Keeper:
             "samples": self._record.samples,
             "epochs": self._record.batches / self._record.schedule.batches_per_epoch,
             "nodes": [asdict(totals) for totals in self._record.nodes.values()],
-            "descent": pack(master.descent.state(), others, "descent"),
-            "fold": pack(fold.state(), others, "fold"),
+            "descent": packing.pack(master.descent.state(), "descent"),
+            "fold": packing.pack(fold.state(), "fold"),
         }
-        return Checkpoint(position.steps, model, others, state)
+        if packing.left_out and not self._has_told:
+            self._has_told = True
+            log.warning("a run that is resumed begins without %s: it cannot be written", ", ".join(packing.left_out))
+        return Checkpoint(position.steps, model, packing.tensors, state)
 
     def _work(self) -> None:
         while True:

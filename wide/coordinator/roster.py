@@ -22,6 +22,7 @@ SPREADS = 8.0  # that is k
 PACES = 16  # batches are remembered of so many leases
 ENOUGH_PACES = 5
 OVERDUE_S = 1.0  # and at least so much longer, if others would have something else to do
+CALM_S = 0.05  # for so long nobody looks again
 COLD = 0.1  # what a node's first result weighs, against later ones
 GREEN_S = 10.0  # the same for a node's first lease: it may have to load and to warm up
 
@@ -56,11 +57,6 @@ class Member:
     answered: int = 0  # the last lease that it answered
     paces_s: deque[float] = field(default_factory=lambda: deque(maxlen=PACES))  # seconds a batch, lease by lease
 
-    def fall_silent(self) -> None:
-        self.is_silent = True
-        for lease in self.leases.values():
-            lease.is_disturbed = True
-
     def measure(self, lease: Lease, now: float, memory: float, most_s: float) -> None:
         """From the grant, or from its result before, to this one; but not longer than `most_s`."""
         self.answered = max(self.answered, lease.number)
@@ -94,6 +90,7 @@ class Roster:
         self.members: dict[int, Member] = {}
         self.newest: dict[Block, Lease] = {}
         self.waits_for_travel = True
+        self._calm = (0.0, 0.0)  # until then nothing is worth rescuing, for anybody who is not quicker than this
 
     @property
     def rates(self) -> list[float]:
@@ -162,14 +159,28 @@ class Roster:
             return None
         if member.batches_per_s is None:  # how quick it would be is not known
             return next((lease for lease in self.newest.values() if self._may_be_lost(lease, now)), None)
+        calm_until, quickest = self._calm
+        if now < calm_until and member.batches_per_s <= quickest:
+            return None  # whoever asked last, a moment ago, has looked at all of them
         slowest, longest = None, 0.0
         for lease in self.newest.values():
             remaining = self.remaining_s(lease, member.batches_per_s, now)
             if remaining > longest:
                 slowest, longest = lease, remaining
-        if slowest is None or longest < RESCUE_GAIN * slowest.block.size / member.batches_per_s:
-            return None
-        return slowest
+        if slowest is not None and longest >= RESCUE_GAIN * slowest.block.size / member.batches_per_s:
+            return slowest
+        self._calm = now + CALM_S, member.batches_per_s
+        return None
+
+    def hold(self, lease: Lease) -> None:
+        self.members[lease.node].leases[lease.number] = self.newest[lease.block] = lease
+        self._calm = (0.0, 0.0)
+
+    def fall_silent(self, node: int) -> None:
+        self.members[node].is_silent = True
+        for lease in self.members[node].leases.values():
+            lease.is_disturbed = True
+        self._calm = (0.0, 0.0)
 
     def _may_be_lost(self, lease: Lease, now: float) -> bool:
         """Its holder is silent or far too late; or was never measured, and has had its time to warm up."""

@@ -130,7 +130,7 @@ class Pool:
         """Others may take what it holds; should it come back first, its result counts."""
         if event.node not in self.members:
             return []
-        self.members[event.node].fall_silent()
+        self.roster.fall_silent(event.node)
         return self._ticked(Ticked(), now)
 
     def _heard(self, event: NodeHeard, now: float) -> list[Action]:
@@ -358,7 +358,7 @@ class Pool:
                 self.started_at = self._saved_at = now
             self._leases += 1
             lease = Lease(self._leases, member.node, cut.block, cut.group, self.course.age, now, self._changes)
-            member.leases[lease.number] = self.roster.newest[cut.block] = lease
+            self.roster.hold(lease)
             actions.append(GrantLease(member.node, lease.number, cut.block, cut.group))
         return actions
 

@@ -35,33 +35,42 @@ class Unwritable(Exception):
     """There is something in it that neither JSON nor tensors can say: a function, an object."""
 
 
-def pack(value: Any, tensors: Tensors, path: str) -> Any:
-    """`value` as JSON can hold it; copies of its tensors go to `tensors`, by where in it they are. Of a dict, what is
-    unwritable is left out.
+class Packing:
+    """Nests as JSON can hold them. Copies of their tensors go to `tensors`, by where they are; of a dict, what is
+    unwritable is left out, and named in `left_out`.
     """
-    if isinstance(value, torch.Tensor):
-        tensors[path] = value.detach().to("cpu", copy=True).contiguous()
-        return {"tensor": path}
-    if isinstance(value, np.generic):
-        value = value.item()
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else {"float": str(value)}
-    if isinstance(value, list):
-        return [pack(item, tensors, f"{path}.{i}") for i, item in enumerate(value)]
-    kind = KINDS.get(type(value))
-    if kind is None:
-        raise Unwritable(type(value).__name__)
-    if not isinstance(value, Mapping):
-        return {kind: [pack(item, tensors, f"{path}.{i}") for i, item in enumerate(value)]}
-    pairs = []
-    for key, item in value.items():
-        try:
-            pairs.append([pack(key, tensors, f"{path}.key"), pack(item, tensors, f"{path}.{key}")])
-        except Unwritable:
-            continue
-    return {kind: pairs}
+
+    def __init__(self) -> None:
+        self.tensors: Tensors = {}
+        self.left_out: list[str] = []
+
+    def pack(self, value: Any, path: str) -> Any:
+        if isinstance(value, torch.Tensor):
+            self.tensors[path] = value.detach().to("cpu", copy=True).contiguous()
+            return {"tensor": path}
+        if isinstance(value, np.generic):
+            value = value.item()
+        if value is None or isinstance(value, bool | int | str):
+            return value
+        if isinstance(value, float):
+            return value if math.isfinite(value) else {"float": str(value)}
+        if isinstance(value, list):
+            return [self.pack(item, f"{path}.{i}") for i, item in enumerate(value)]
+        kind = KINDS.get(type(value))
+        if kind is None:
+            raise Unwritable(type(value).__name__)
+        if isinstance(value, Mapping):
+            return {kind: self._pairs(value, path)}
+        return {kind: [self.pack(item, f"{path}.{i}") for i, item in enumerate(value)]}
+
+    def _pairs(self, value: Mapping[Any, Any], path: str) -> list[Any]:
+        pairs = []
+        for key, item in value.items():
+            try:
+                pairs.append([self.pack(key, f"{path}.key"), self.pack(item, f"{path}.{key}")])
+            except Unwritable as kind:
+                self.left_out.append(f"{path}.{key} ({kind})")
+        return pairs
 
 
 def unpack(value: Any, tensors: Tensors) -> Any:
