@@ -9,7 +9,7 @@ train: $(VENV)/ready
 	$(BIN)/python examples/chargpt.py
 
 test: check
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --maxprocesses 4
 
 check: $(VENV)/ready
 	$(BIN)/ruff check .

@@ -125,6 +125,7 @@ class Server:
         except TrainingFailed as error:
             if self._is_between_versions:
                 self._decide(events.RunFailed(str(error), error.details))  # what was trained until then is kept
+            self.ended = self.ended or events.EndRun("failed", str(error))
             raise
 
     def resume(self, start: events.Position, fold_state: Any) -> None:
@@ -144,7 +145,10 @@ class Server:
             if not peer.is_evaluator:
                 peer.count_bytes()
                 self.record.node_left(peer.node, "the run is over")
-        self.board.close(0 if self.ended is not None and not self.ended.failure else 1)
+        if self.ended is None:
+            self.board.close("the coordinator was interrupted, and may come back", NotYet.exit_code)
+        else:
+            self.board.close(f"the run is over: {self.ended.failure or self.ended.why}", int(bool(self.ended.failure)))
 
     # ── time ─────────────────────────────────────────────────────────────────────────────────────────────────────
 

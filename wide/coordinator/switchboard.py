@@ -81,10 +81,10 @@ class Switchboard:
         self.strangers.discard(peer)
         self.peers.pop(peer.node, None)
 
-    def close(self, code: int) -> None:
+    def close(self, why: str, code: int) -> None:
         """Say goodbye to everybody, wait a moment until they have heard it, and let go of the sockets."""
         for peer in self.everybody:
-            self.say_goodbye(peer, "the run is over", code)
+            self.say_goodbye(peer, why, code)
         self._selector.unregister(self._listener)
         self._selector.unregister(self.bell)
         self._listener.close()
