@@ -65,7 +65,7 @@ class Desk:
     def close(self):
         self.encoders.close()
         self.delivery.feed.close()
-        self.board.close(0)
+        self.board.close("the run is over", 0)
         self.db.close()
 
 
