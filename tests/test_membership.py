@@ -33,6 +33,7 @@ from wide.job.schedule import Schedule
 from wide.node.greeting import Identity
 from wide.node.membership import Membership
 from wide.node.pulse import Pulse
+from wide.node.trainer import Enough, Place, Trainer
 from wide.node.worker import Left, Worker
 from wide.strategy.tree import Block
 from wide.transport.connection import Connection
@@ -310,6 +311,29 @@ def test_a_broken_connection_is_made_again_and_what_was_built_is_kept(monkeypatc
     assert len(hellos) == 3
     assert len({hello.key for hello in hellos}) == 1, "it is the same node"
     assert built == [1]
+
+
+def test_a_node_that_was_told_to_leave_does_not_look_for_a_pool_that_has_gone_meanwhile():
+    def dial():
+        node, coordinator, _ = two_ends()
+        coordinator.send(say.Welcome(7, 3, "auto"))
+        coordinator.send(say.Probe(is_last=True))
+        membership._leaving_why = "it was told to leave"  # and its connection breaks before it could say so
+        return node
+
+    membership = Membership(dial, Identity("token", "atlas", 1, CPU), make)
+    with pytest.raises(Left):
+        membership.last(retry_s=60.0)
+
+
+def test_nothing_to_hand_in_is_no_failure_of_the_job():
+    trainer = Trainer(make(), 3, CPU)
+
+    def batch_at(i):
+        raise Enough("it has to go")
+
+    with pytest.raises(Enough):
+        trainer.sum([Place(0, 0, 8, 1.0)], batch_at)
 
 
 def test_nobody_looks_for_a_pool_that_it_never_was_in():

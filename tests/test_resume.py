@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sqlite3
+from pathlib import Path
 
 import pytest
 import torch
@@ -154,6 +155,109 @@ def test_another_model_is_not_put_into_this_run(tmp_path):
     quietly(make(), tmp_path, steps=2)
     with pytest.raises(package.errors.TrainingFailed, match="this job's model is not the one that was saved"):
         quietly(make(model=lambda: torch.nn.Linear(6, 3)), tmp_path, steps=4, resume="auto")
+
+
+def ledger(folder):
+    """Every batch in the ledger of a sync run: (step, batch)."""
+    rows = sqlite3.connect(folder / "run.db").execute("SELECT step, first_batch, last_batch FROM ledger").fetchall()
+    return sorted((step, batch) for step, first, last in rows for batch in range(first, last + 1))
+
+
+def test_going_on_alone_after_a_pool_of_another_strategy_keeps_the_whole_ledger(tmp_path):
+    job = a_job(tmp_path, "dataset=lambda: points(32)")  # one step an epoch, so that batches count alike in all
+    first = result_of("run", job, "--nodes", 2, "--strategy", "async", "--steps", 20, "--out", "here", cwd=tmp_path)
+    assert first["steps"] == 20
+    for steps in (30, 31, 79):
+        quietly(make(dataset=lambda: points(32)), tmp_path / "here", steps=steps, resume="auto", strategy="sync")
+        assert ledger(tmp_path / "here") == [(step, batch) for step in range(steps) for batch in range(4)]
+        assert (tmp_path / "here" / "checkpoints" / "latest").read_text().strip() == f"step-{steps:08d}"
+
+
+@pytest.mark.parametrize("strategy", ["sync", "async", "local"])
+def test_a_run_that_is_longer_than_it_should_be_is_done(tmp_path, strategy):
+    job = a_job(tmp_path, "steps=10")
+    first = result_of("run", job, "--nodes", 2, "--strategy", strategy, "--steps", 20, "--out", "here", cwd=tmp_path)
+    again = result_of("run", job, "--nodes", 2, "--resume", "here", "--steps", 10, cwd=tmp_path)
+    assert (again["steps"], again["weights_sha256"]) == (20, first["weights_sha256"])
+
+
+def test_how_long_to_train_is_remembered_and_any_new_wish_replaces_it(tmp_path):
+    job = make(steps=3, epochs=None)
+    quietly(job, tmp_path, steps=6)
+    assert quietly(job, tmp_path, resume="auto").steps == 6
+    assert quietly(job, tmp_path, resume="auto", epochs=3).steps == 9
+
+
+def test_a_job_that_fails_alone_keeps_what_it_trained(tmp_path):
+    def loss(model, batch):
+        calls.append(1)
+        if len(calls) == 22:
+            raise ValueError("a bad day")
+        return torch.nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    calls = []
+    job = make(loss=loss)
+    with pytest.raises(package.errors.TrainingFailed, match="a bad day.*what was trained until step 5 is in"):
+        quietly(job, tmp_path, steps=12)
+    assert quietly(job, tmp_path, steps=12, resume="auto").weights_sha256 == weights_sha256(plain.train(make(), 12))
+
+
+def test_an_evaluation_that_was_not_finished_is_made_up_for(tmp_path):
+    job = make(evaluate=lambda model: {"one": 1.0})
+    quietly(make(), tmp_path, steps=3)  # an epoch, killed before it was evaluated
+    assert quietly(job, tmp_path, steps=3, resume="auto").metrics == {"one": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"batch_size": 4}, "was begun with batch_size 8, and this job has 4"),
+        ({"batches_per_step": 2}, "was begun with batches_per_step 4, and this job has 2"),
+        ({"dataset": lambda: points(50)}, "was begun with samples 83, and this job has 50"),
+    ],
+)
+def test_a_job_whose_batches_are_others_is_not_resumed(tmp_path, changes, words):
+    quietly(make(), tmp_path, steps=2)
+    with pytest.raises(package.errors.UsageError, match=words):
+        quietly(make(**changes), tmp_path, steps=4, resume="auto")
+
+
+def test_settings_that_were_changed_in_the_job_are_told_of(tmp_path, capsys):
+    quietly(make(), tmp_path, steps=2)
+    package.run(
+        make(optimizer=lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9, weight_decay=0.01)),
+        nodes=0,
+        out=tmp_path,
+        steps=3,
+        resume="auto",
+    )
+    assert "the optimizer goes on as it was (lr 0.01 in the job, 0.1 in the run)" in capsys.readouterr().err
+
+
+def test_auto_takes_no_other_jobs_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("20261116-014036-02", "20261116-014036-my-01", "20261116-014036-01x"):
+        quietly(make(), Path("runs") / name, steps=2)
+    job = a_job(tmp_path, "steps=1", name="01.py")
+    assert result_of("run", job, "--nodes", 0, "--resume", "auto", cwd=tmp_path)["steps"] == 1
+
+
+def test_checkpoints_without_their_ledger_are_not_begun_upon(tmp_path):
+    quietly(make(), tmp_path, steps=2)
+    (tmp_path / "run.db").unlink()
+    with pytest.raises(package.errors.UsageError, match="holds the checkpoints of a run, but no run.db"):
+        quietly(make(), tmp_path, steps=4, resume="auto")
+
+
+def test_numbers_that_cannot_be_written_are_told_of_and_the_thread_lives(tmp_path, monkeypatch):
+    monkeypatch.setattr("wide.coordinator.keeper.CLOSING_S", 0.5)
+    job = make(
+        model=lambda: torch.nn.Linear(6, 3).to(torch.complex128),
+        loss=lambda model, batch: model(batch[0].to(torch.complex128)).abs().square().mean(),
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.01),
+    )
+    with pytest.raises(package.errors.TrainingFailed, match="the last checkpoint could not be written .KeyError"):
+        quietly(job, tmp_path, steps=2)
 
 
 def free_port():

@@ -145,6 +145,29 @@ def test_a_folder_has_one_writer_until_that_one_ends_however_it_ends(tmp_path):
     FolderLock(tmp_path).close()
 
 
+def test_one_process_has_a_folder_once(tmp_path):
+    lock = FolderLock(tmp_path)
+    with pytest.raises(UsageError, match="in use by this process"):
+        FolderLock(tmp_path)
+    lock.close()
+    FolderLock(tmp_path).close()
+
+
+def test_a_checkpoint_that_cannot_be_named_is_not_left_lying_about(tmp_path):
+    (tmp_path / "latest").mkdir(parents=True)
+    for _ in range(3):
+        with pytest.raises(OSError, match="latest"):
+            checkpoint.write(tmp_path, a_checkpoint(3), keep=3)
+    assert [path.name for path in tmp_path.glob("step-*")] == []
+
+
+def test_tensors_of_like_paths_are_kept_apart():
+    nest = {"a.b": torch.tensor(1.0), "a": {"b": torch.tensor(2.0)}, 1: torch.tensor(3.0), "1": torch.tensor(4.0)}
+    packing = Packing()
+    back = unpack(packing.pack(nest, "all"), packing.tensors)
+    assert [float(back["a.b"]), float(back["a"]["b"]), float(back[1]), float(back["1"])] == [1.0, 2.0, 3.0, 4.0]
+
+
 def test_a_write_that_fails_is_told_of_and_tried_again(tmp_path):
     told = []
     failpoint.arm("run.db.commit=full:1")

@@ -5,7 +5,6 @@ Knows peers and tensors; decides nothing about leases. What a peer may not send 
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 
@@ -20,6 +19,8 @@ from wide.errors import ProtocolError
 from wide.telemetry.log import log
 from wide.wire import messages as say
 from wide.wire.frames import Destinations
+
+MOST_S = 1e9  # thirty years; sums of them stay finite
 
 
 class Intake:
@@ -115,7 +116,7 @@ class Intake:
         sent = peer.sent.get(update.lease)
         if len(peer.sent) < 2 and (peer.pending or peer.connection.has_unsent):
             raise ProtocolError("out of order", "an update for work that was not read")
-        if not all(0 <= time_s < math.inf for time_s in _times(update)):
+        if not all(0 <= time_s < MOST_S for time_s in _times(update)):
             raise ProtocolError("bad numbers", "an update whose times are no times")
         asked = sent.codec if sent is not None else RAW
         if update.codec != asked:

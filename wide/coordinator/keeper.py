@@ -22,6 +22,7 @@ from wide.coordinator.folds import Fold
 from wide.coordinator.master import Master
 from wide.coordinator.record import Record
 from wide.errors import TrainingFailed
+from wide.job.schedule import Schedule
 from wide.store.checkpoint import Checkpoint, write
 from wide.store.nest import Packing, unpack
 from wide.store.weights import state_sha256
@@ -84,6 +85,7 @@ class Keeper:
         state = {
             "position": msgspec.to_builtins(position),
             "asked": self._asked,
+            "schedule": schedule_of(self._record.schedule),
             "batches": self._record.batches,
             "samples": self._record.samples,
             "epochs": self._record.batches / self._record.schedule.batches_per_epoch,
@@ -120,12 +122,20 @@ class Keeper:
         """The problem, if there was one."""
         if not self._record.db.settle(SETTLE_S):
             return "run.db comes first, and cannot be written"
-        checkpoint.state["sha256"] = state_sha256(checkpoint.model)
         try:
+            checkpoint.state["sha256"] = state_sha256(checkpoint.model)
             write(self._folder, checkpoint, self._keep)
         except OSError as error:
             return str(error)
+        except Exception as error:  # a tensor that safetensors cannot write: the thread must live, and say so
+            return f"{type(error).__name__}: {error}"
         return ""
+
+
+def schedule_of(schedule: Schedule) -> dict[str, int]:
+    """What a position in a run depends on."""
+    names = ("samples", "batch_size", "batches_per_step")
+    return {name: getattr(schedule, name) for name in names}
 
 
 def restore(master: Master, checkpoint: Checkpoint) -> tuple[Position, Any]:
@@ -138,7 +148,8 @@ def restore(master: Master, checkpoint: Checkpoint) -> tuple[Position, Any]:
                 if saved is None or saved.shape != view.shape or saved.dtype != view.dtype:
                     raise TrainingFailed(f"this job's model is not the one that was saved: {name} differs")
                 view.copy_(saved)
-        master.descent.resume(unpack(checkpoint.state["descent"], checkpoint.others))
+        if changed := master.descent.resume(unpack(checkpoint.state["descent"], checkpoint.others)):
+            log.warning("the optimizer goes on as it was (%s): begin a new run to change that", changed)
         return position, unpack(checkpoint.state["fold"], checkpoint.others)
     except (KeyError, ValueError, msgspec.ValidationError) as error:
         raise TrainingFailed(f"the checkpoint of step {checkpoint.step} cannot be understood: {error!r}") from None

@@ -71,6 +71,7 @@ class Record:
         self.nodes = {saved["node"]: NodeTotals(**saved) for saved in state.get("nodes", ())}
         self.last_node = self.db.read("SELECT max(node) FROM nodes")[0][0] or 0
         self._spent_s = position.seconds
+        self.progress.before = position.steps, self.batches
         self.losses = [loss for (loss,) in self.db.read("SELECT loss FROM steps ORDER BY step")]
         for loss in self.losses[:1]:
             self.divergence.observe(loss)  # where it began; what made it diverge since then may have been mended

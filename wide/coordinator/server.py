@@ -51,6 +51,7 @@ from wide.wire import messages as say
 
 LINKS_S = 1.0
 TOLD_EVERY_S = 1.0
+AWAY_S = 1.0
 
 
 class Server:
@@ -120,7 +121,10 @@ class Server:
             while self.ended is None or (self.evaluation.is_busy and not self.stop_reason):
                 self.board.wait()
                 now = time.monotonic()
-                if now - self._ticked_at >= TICK_S:
+                if self._ticked_at and now - self._ticked_at >= AWAY_S:
+                    self.board.wait()  # we were busy, not they silent: first hear what they have said meanwhile
+                    self._tick(time.monotonic(), watch)
+                elif now - self._ticked_at >= TICK_S:
                     self._tick(now, watch)
         except TrainingFailed as error:
             if self._is_between_versions:
@@ -145,8 +149,8 @@ class Server:
             if not peer.is_evaluator:
                 peer.count_bytes()
                 self.record.node_left(peer.node, "the run is over")
-        if self.ended is None:
-            self.board.close("the coordinator was interrupted, and may come back", NotYet.exit_code)
+        if self.ended is None or (self.stop_reason and self.pool.is_open):
+            self.board.close("the coordinator was stopped, and may come back", NotYet.exit_code)
         else:
             self.board.close(f"the run is over: {self.ended.failure or self.ended.why}", int(bool(self.ended.failure)))
 

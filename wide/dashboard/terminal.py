@@ -54,7 +54,7 @@ def line(progress: Progress, now: float) -> str:
     elapsed = now - progress.started_at
     of = f"/{progress.steps}" if progress.steps is not None else ""
     parts = [f"step {progress.step}{of}", f"epoch {progress.epoch + 1}", f"loss {progress.loss:.4g}"]
-    parts += [f"{progress.batches / elapsed:.0f} batches/s", f"{progress.nodes} nodes"]
+    parts += [f"{(progress.batches - progress.before[1]) / elapsed:.0f} batches/s", f"{progress.nodes} nodes"]
     left = time_left(progress, elapsed)
     if left is not None:
         parts.append(f"{left:.0f} s left" if left < 120 else f"{left / 60:.0f} min left")
@@ -65,7 +65,7 @@ def time_left(progress: Progress, elapsed_s: float) -> float | None:
     """By the steps still to do or by the clock, whichever ends first."""
     limits = []
     if progress.steps is not None:
-        limits.append((progress.steps - progress.step) * elapsed_s / progress.step)
+        limits.append((progress.steps - progress.step) * elapsed_s / max(1, progress.step - progress.before[0]))
     if progress.seconds is not None:
         limits.append(progress.seconds - elapsed_s)
     return max(0.0, min(limits)) if limits else None

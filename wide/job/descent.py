@@ -49,8 +49,11 @@ class Descent:
             state_of = getattr(self.scheduler, "state_dict", lambda: None)
             return {"steps": self.steps, "optimizer": self.optimizer.state_dict(), "scheduler": state_of()}
 
-    def resume(self, state: Mapping[str, Any]) -> None:
-        """Go on where another one was; a scheduler that cannot tell where it is, is stepped until it is there."""
+    def resume(self, state: Mapping[str, Any]) -> str:
+        """Go on where another one was; a scheduler that cannot tell where it is, is stepped until it is there. Returns
+        in which way the job's settings are not those that it goes on with, if so.
+        """
+        changed = "" if self.scheduler is not None else self._difference(state["optimizer"]["param_groups"])
         if state["scheduler"] is None:
             self.advance(state["steps"])  # before the optimizer, which remembers its learning rates
         with users_code("the optimizer or its scheduler does not take back its state"):
@@ -59,6 +62,14 @@ class Descent:
             if self.scheduler is not None and state["scheduler"] is not None:
                 self.scheduler.load_state_dict(self.scheduler.state_dict() | state["scheduler"])  # functions stay
                 self.steps = state["steps"]
+        return changed
+
+    def _difference(self, saved: Sequence[Mapping[str, Any]]) -> str:
+        for mine, theirs in zip(self.optimizer.param_groups, saved, strict=False):
+            for name, value in mine.items():
+                if isinstance(value, int | float | tuple) and name in theirs and theirs[name] != value:
+                    return f"{name} {value} in the job, {theirs[name]} in the run"
+        return ""
 
     def _keep_dtypes(self, saved: Mapping[str, Any]) -> None:
         """torch gives state the dtype of its parameter; but an optimizer may keep fp32 state for bf16 weights."""

@@ -32,31 +32,40 @@ class Alone:
     ) -> None:
         self.job, self.master, self.samples, self.schedule, self.record = job, master, samples, schedule, record
         self.keeper = keeper
+        self._is_between_versions = True
+        self._ahead = 0  # versions before this process, less steps: other strategies make more or fewer
         self.fold = SyncFold(master, schedule)
         self.trainer: Trainer
         self.stop_reason = ""
 
     def train(
-        self, first: int, steps: int | None, seconds: float | None, save_every_s: float, device: torch.device
+        self, start: Position, steps: int | None, seconds: float | None, save_every_s: float, device: torch.device
     ) -> str:
-        """From step `first` on. Returns why it ended; `stop_reason`, set from a signal handler, is one reason."""
+        """Go on from there. Returns why it ended; `stop_reason`, set from a signal handler, is one reason."""
+        self._ahead = start.version - start.steps
         self.trainer = Trainer(self.job, self.schedule.seed, device)
         totals = self.record.node_joined(0, "alone", socket.gethostname(), os.getpid())
         self.record.started()
-        number, saved_at = first, time.monotonic()
+        number, saved_at = start.steps, time.monotonic()
+        if number and self._is_evaluated_at(number, steps) and not self.record.is_evaluated(number):
+            self._evaluate(number)  # it was not finished
         while not (why := self._why_end(number, steps, seconds)):
             step = self.schedule.step(number)
-            if not self._train_step(step):
+            try:
+                is_whole = self._train_step(step)
+            except TrainingFailed:
+                if self._is_between_versions:
+                    self._save(number)
+                raise
+            if not is_whole:
                 why = self.stop_reason
                 break
             number += 1
             if time.monotonic() - saved_at >= save_every_s:
                 saved_at = time.monotonic()
                 self._save(number)
-            is_end = bool(self._why_end(number, steps, seconds))
-            if self.job.evaluate and (step.is_last_of_epoch or is_end):
-                metrics = on_copy(self.job, self.master.model, self.schedule.seed)
-                self.record.evaluated(step.epoch, step.number + 1, metrics)
+            if self._is_evaluated_at(number, steps) or self._why_end(number, steps, seconds):
+                self._evaluate(number)
             self.record.flush(time.monotonic())
             if self.record.divergence.problem:
                 self._save(number)
@@ -66,9 +75,23 @@ class Alone:
         self.record.node_left(0, "the run is over")
         return why
 
+    def _is_evaluated_at(self, done: int, steps: int | None) -> bool:
+        return done == steps or self.schedule.step(done - 1).is_last_of_epoch
+
+    def _evaluate(self, done: int) -> None:
+        if not self.job.evaluate:
+            return
+        try:
+            metrics = on_copy(self.job, self.master.model, self.schedule.seed)
+        except TrainingFailed:
+            self._save(done)
+            raise
+        self.record.evaluated(self.schedule.step(done - 1).epoch, done, metrics)
+
     def _save(self, steps: int) -> None:
         front = self.schedule.position(steps)
-        self.keeper.save(Position("sync", steps, steps, steps, front, seconds=self.record.seconds), self.fold)
+        position = Position("sync", steps + self._ahead, steps, steps, front, seconds=self.record.seconds)
+        self.keeper.save(position, self.fold)
 
     def _why_end(self, done: int, steps: int | None, seconds: float | None) -> str:
         if steps is not None and done >= steps:
@@ -84,7 +107,9 @@ class Alone:
             if self.stop_reason:
                 return False
             self._train_batch(step, batch)
+        self._is_between_versions = False
         self.fold.make(MakeVersion(step.number, step.number + 1))
+        self._is_between_versions = True
         self.record.step_closed(step)
         return True
 
@@ -101,7 +126,7 @@ class Alone:
         except TrainingFailed as error:
             raise TrainingFailed(f"step {step.number}, batch {batch}: {error}", error.details) from None
         position = self.schedule.position(step.number) + batch
-        merge = MergeUpdate(0, Block(position, position + 1), step.number + 1)
+        merge = MergeUpdate(0, Block(position, position + 1), step.number + 1 + self._ahead)
         self.record.merged(merge, True, sizes, losses)
         mine = self.master.take_buffer()
         mine.raw.copy_(update.raw)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from pathlib import Path
 
@@ -39,14 +40,13 @@ def _find(out: Path | None, resume: str, name: str) -> Path | None:
         return path
     if out is not None:
         return out if (out / DATABASE).exists() else None
-    runs = [path for path in Path("runs").glob(f"*-{name}*") if (path / DATABASE).exists() and _is_of(path, name)]
+    runs = [path for path in Path("runs").glob("*") if (path / DATABASE).exists() and _is_of(path, name)]
     return max(runs, key=lambda path: path.name, default=None)
 
 
 def _is_of(path: Path, name: str) -> bool:
     """runs/20261116-044036-digits, or …-digits-2 if several began in one second."""
-    rest = path.name[len("20261116-044036-") :]
-    return rest == name or rest.removeprefix(f"{name}-").isdigit()
+    return re.fullmatch(rf"\d{{8}}-\d{{6}}-{re.escape(name)}(-\d+)?", path.name) is not None
 
 
 def _make(out: Path | None, name: str) -> Path:
@@ -58,6 +58,8 @@ def _make(out: Path | None, name: str) -> Path:
     for path in candidates:
         try:
             path.mkdir(parents=True, exist_ok=out is not None)
+            if not (path / DATABASE).exists() and (path / CHECKPOINTS / "latest").exists():
+                raise UsageError(f"{path} holds the checkpoints of a run, but no {DATABASE}: choose another folder")
             if (path / DATABASE).exists():
                 raise UsageError(
                     f"{path} already holds a run: go on with it (--resume {path}), or choose another folder with --out"

@@ -21,7 +21,7 @@ def plan_job(spec: str, options: Options) -> dict[str, Any]:
     if options.node_count == 0:
         raise UsageError("--nodes 0: there is nothing to plan without nodes")
     with tempfile.TemporaryDirectory() as folder:
-        here = msgspec.structs.replace(options, strategy="auto", out=Path(folder) / "run")
+        here = msgspec.structs.replace(options, strategy="auto", out=Path(folder) / "run", resume=None)
         plan: dict[str, Any] = msgspec.json.decode(plan_file(spec, here))
         return plan
 

@@ -21,7 +21,7 @@ from wide.coordinator.door import Door
 from wide.coordinator.evaluation import Evaluation
 from wide.coordinator.events import Position
 from wide.coordinator.feed import Feed
-from wide.coordinator.keeper import Keeper, restore
+from wide.coordinator.keeper import Keeper, restore, schedule_of
 from wide.coordinator.master import Master
 from wide.coordinator.record import Record
 from wide.coordinator.server import Server
@@ -44,6 +44,7 @@ from wide.telemetry.log import log, logging_to
 from wide.telemetry.process import build
 from wide.telemetry.progress import Progress
 
+LENGTHS = ("steps", "epochs", "seconds")  # how long to train is one wish: any of them replaces all
 MEASURES = "local"  # what a pool begins with that chooses by itself: all nodes compute, whatever the network
 
 
@@ -56,6 +57,7 @@ class Run:
         self.dir = self.folder.path
         self._start, self._fold_state = Position(), None
         self._saved: checkpoint.Checkpoint | None = None
+        self._saved_in = self.dir
         self._only_plans, self._plan_words = False, ""
 
     def plan(self, crew: Crew) -> str:
@@ -86,7 +88,10 @@ class Run:
             keeper = Keeper(self.dir / CHECKPOINTS, self.options.keep, self.master, self.record, self._asked(), version)
             try:
                 with contextlib.closing(keeper):
-                    interrupted_by = self._alone(samples, keeper) if crew is None else self._pool(samples, crew, keeper)
+                    if crew is None:
+                        interrupted_by = self._alone(samples, keeper, stack)
+                    else:
+                        interrupted_by = self._pool(samples, crew, keeper, stack)
             except TrainingFailed as error:
                 self.record.flush(time.monotonic(), force=True)
                 steps = len(self.record.losses)
@@ -100,16 +105,12 @@ class Run:
         folder = self.dir / CHECKPOINTS
         if not self.folder.holds_run or not checkpoint.is_any(folder):
             return
-        path, self._saved, problems = checkpoint.newest(folder)
+        self._saved_in, self._saved, problems = checkpoint.newest(folder)
         for problem in problems:
             log.error("%s", problem)
-        try:
-            checkpoint.forget_after(folder, path)
-        except OSError as error:
-            raise TrainingFailed(
-                f"{folder} cannot be written ({error.strerror}): free some room, then try again"
-            ) from None
-        asked = {name: value for name, value in self._saved.state.get("asked", {}).items() if value is not None}
+        asked = {name: value for name, value in self._saved.state["asked"].items() if value is not None}
+        if any(getattr(self.options, name) is not None for name in LENGTHS):
+            asked = {name: value for name, value in asked.items() if name not in LENGTHS}
         given = {name: getattr(self.options, name) for name in asked if getattr(self.options, name) is not None}
         if given.get("seed", asked["seed"]) != asked["seed"]:
             raise UsageError(
@@ -117,17 +118,33 @@ class Run:
             )
         self.options = msgspec.structs.replace(self.options, **(asked | given))
 
+    def _forget_later(self) -> None:
+        folder = self.dir / CHECKPOINTS
+        try:
+            checkpoint.forget_after(folder, self._saved_in)
+        except OSError as error:
+            raise TrainingFailed(
+                f"{folder} cannot be written ({error.strerror}): free some room, then try again"
+            ) from None
+
     def _asked(self) -> dict[str, Any]:
-        return {"seed": self.seed, "strategy": self.options.strategy, "compress": self.options.compress}
+        return {"seed": self.seed} | {name: getattr(self.options, name) for name in ("strategy", "compress", *LENGTHS)}
 
     def _resume(self) -> None:
         if not self.folder.holds_run:
             return
         if self._saved is not None:
+            now = schedule_of(self.schedule)
+            for name, before in self._saved.state["schedule"].items():
+                if before != now[name]:
+                    raise UsageError(f"{self.dir} was begun with {name} {before}, and this job has {now[name]}")
             self._start, self._fold_state = restore(self.master, self._saved)
+            self._forget_later()
         reach = self.schedule.step_at(self._start.front - 1).number + 1 if self._start.front else 0
-        if self.steps is not None and self._start.steps < self.steps < reach:
-            raise UsageError(f"--steps {self.steps}: this run is at step {reach} already; say --steps {reach} or more")
+        if self.steps is not None and self.steps < reach:
+            if self._start.front != self.schedule.position(self._start.steps):
+                raise UsageError(f"{self.steps} steps: {self.dir} is at step {reach} already; say --steps {reach}")
+            self.steps = self._start.steps  # all is done
         self.record.resume(self._start, self._saved.state if self._saved is not None else {})
         log.info("going on from step %d of %s", self._start.steps, self.dir)
 
@@ -144,19 +161,19 @@ class Run:
         limits += [self.schedule.steps_for(epochs)] if epochs is not None else []
         return min(limits) if limits else None
 
-    def _alone(self, samples: Samples, keeper: Keeper) -> list[int]:
+    def _alone(self, samples: Samples, keeper: Keeper, stack: contextlib.ExitStack) -> list[int]:
         self.strategy = "sync"  # of one node all are the same
         if self._start.front != self.schedule.position(self._start.steps):
             raise TrainingFailed(
                 f"{self._start.strategy} training was stopped in the middle of a step: go on with at least one node"
             )
         alone = Alone(self.job, self.master, samples, self.schedule, self.record, keeper)
-        limits = (self._start.steps, self.steps, self.options.seconds, self.options.checkpoint_every)
-        with _signals_to(alone) as received:
-            log.info("%s", alone.train(*limits, pick_device(self.options.device)))
+        limits = (self._start, self.steps, self.options.seconds, self.options.checkpoint_every)
+        received = stack.enter_context(_signals_to(alone))  # until the last checkpoint is written
+        log.info("%s", alone.train(*limits, pick_device(self.options.device)))
         return received
 
-    def _pool(self, samples: Samples, crew: Crew, keeper: Keeper) -> list[int]:
+    def _pool(self, samples: Samples, crew: Crew, keeper: Keeper, stack: contextlib.ExitStack) -> list[int]:
         here = build(pick_device(self.options.device), self.job.threads)
         door = Door(crew.token, crew.evaluator_token, self.seed, self.options.data, self.options.codecs, here)
         pool = Pool(
@@ -176,9 +193,9 @@ class Run:
         if self.folder.holds_run:
             server.resume(self._start, self._fold_state)
         server.chooses_strategy, server.only_plans = self.options.strategy == "auto", self._only_plans
+        received = stack.enter_context(_signals_to(server))  # until the last checkpoint is written
         try:
-            with _signals_to(server) as received:
-                server.serve(crew.trouble)
+            server.serve(crew.trouble)
         finally:
             server.close()
             feed.close()

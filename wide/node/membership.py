@@ -33,10 +33,12 @@ class Membership:
         self._job: Job | None = None
         self._worker: Worker | None = None
         self._is_attached = False
+        self._leaving_why = ""
         self._is_welcome = self._was_welcome = False  # by this connection, by any
 
     def leave(self, why: str) -> None:
         """Called by a signal handler: hand in what is finished, and go."""
+        self._leaving_why = why
         if self._worker is None or not self._is_attached:
             raise Left(why)
         self._worker.leave(why)
@@ -50,6 +52,8 @@ class Membership:
             try:
                 return self._once()
             except (ConnectionLost, Unreachable, NotYet) as error:
+                if self._leaving_why:
+                    raise Left(self._leaving_why) from None  # nobody is there who would miss it
                 if self._is_welcome:
                     log.warning("%s; looking for it again", error)
                     deadline, pause_s = time.monotonic() + retry_s, FIRST_PAUSE_S

@@ -18,7 +18,7 @@ from wide.codec.lossless import Planes
 from wide.codec.pieces import PIECE_NBYTES, cut, decode, encode, floats
 from wide.codec.planes import Bytes
 from wide.codec.speeds import measure
-from wide.errors import ProtocolError
+from wide.errors import ConnectionLost, ProtocolError
 from wide.node.trainer import Trainer
 from wide.transport.connection import Connection
 from wide.wire import messages as say
@@ -98,8 +98,12 @@ class Parcels:
         if self._feedback is not None:
             self._paid = update.lease
             self._feedback.begin()
-        self.connection.send(update)
-        self._send_parts(update.codec, total)
+        try:
+            self.connection.send(update)
+            self._send_parts(update.codec, total)
+        except ConnectionLost:
+            self.refused(update.lease)  # of what was owed, a part is new and a part from two updates ago
+            raise
 
     def forget_debts(self) -> None:
         """What was owed was a gradient, and updates are deltas now; or the other way round."""

@@ -13,7 +13,7 @@ import torch
 from torch.autograd import Variable
 
 from wide.codec.layout import Flat, Layout, bind, join
-from wide.errors import TrainingFailed
+from wide.errors import TrainingFailed, WideError
 from wide.job.definition import Job
 from wide.job.loading import users_code
 from wide.job.model import batch_to, build_model, check_loss
@@ -21,7 +21,7 @@ from wide.job.seeding import mix, seed_everything
 from wide.strategy.tree import Block, TreeSum
 
 
-class Enough(Exception):
+class Enough(WideError):
     """Raised where the next batch is asked for: there will be no more; what has been summed is all."""
 
 

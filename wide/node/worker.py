@@ -222,7 +222,7 @@ class Worker:
         def batch_at(i: int) -> Any:
             self._batch = i
             if work.strategy != "local" and self._must_go(i, len(places)):
-                raise Enough
+                raise Enough(self._leaving_why)
             self._look_up(LOOK_UP_S if work.strategy == "sync" else LOOK_OFTEN_S)
             if streamed is not None:
                 return streamed[i]

@@ -57,7 +57,12 @@ def write(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
         raise OSError(str(error)) from None
     _sync(folder)
     reach("checkpoint.after_rename")
-    name_latest(folder, final)
+    try:
+        name_latest(folder, final)
+    except OSError:
+        if _named(folder) != final:
+            shutil.rmtree(final, ignore_errors=True)  # it will be tried again, under this name
+        raise
     reach("checkpoint.after_latest")
     for old in _all(folder)[keep:]:
         reach("checkpoint.before_removal")

@@ -11,6 +11,8 @@ from typing import IO
 
 from wide.errors import UsageError
 
+_held: set[Path] = set()
+
 
 class FolderLock:
     """Held from the beginning until `close`, or until this process ends, however it ends. Its forked children do not
@@ -18,6 +20,9 @@ class FolderLock:
     """
 
     def __init__(self, folder: Path) -> None:
+        self._folder = folder.resolve()
+        if self._folder in _held:  # the system would not mind: its locks are between processes
+            raise UsageError(f"{folder} is in use by this process: one run folder has one coordinator")
         path = folder / "lock"
         self._file: IO[str] = open(path, "a+", encoding="utf-8")  # noqa: SIM115  (held as long as this object)
         try:
@@ -27,11 +32,13 @@ class FolderLock:
             holder = self._file.read().strip() or "another process"
             self._file.close()
             raise UsageError(f"{folder} is in use by {holder}: one run folder has one coordinator") from None
+        _held.add(self._folder)
         self._file.truncate(0)
         self._file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
         self._file.flush()
 
     def close(self) -> None:
+        _held.discard(self._folder)
         with contextlib.suppress(OSError):
             self._file.truncate(0)
         self._file.close()

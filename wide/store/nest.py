@@ -46,6 +46,8 @@ class Packing:
 
     def pack(self, value: Any, path: str) -> Any:
         if isinstance(value, torch.Tensor):
+            while path in self.tensors:  # {"a.b": …, "a": {"b": …}}, or 1 and "1"
+                path += "'"
             self.tensors[path] = value.detach().to("cpu", copy=True).contiguous()
             return {"tensor": path}
         if isinstance(value, np.generic):
@@ -57,6 +59,8 @@ class Packing:
         if isinstance(value, list):
             return [self.pack(item, f"{path}.{i}") for i, item in enumerate(value)]
         kind = KINDS.get(type(value))
+        if kind is None and isinstance(value, tuple | Mapping):  # torch.Size, a dict of somebody's own
+            kind = "tuple" if isinstance(value, tuple) else "dict"
         if kind is None:
             raise Unwritable(type(value).__name__)
         if isinstance(value, Mapping):

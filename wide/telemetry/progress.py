@@ -13,7 +13,8 @@ class Progress:
     seconds: float | None = None  # the time limit, if there is one
     step: int = 0
     epoch: int = 0
-    batches: int = 0
+    batches: int = 0  # and how many steps and batches were done before this process
+    before: tuple[int, int] = (0, 0)
     loss: float = float("nan")
     nodes: int = 0
     started_at: float | None = None  # time.monotonic() of the first lease
