@@ -297,8 +297,10 @@ def ledger_is_exact(tmp_path, strategy, steps, schedule):
     return sorted(merged) == expected
 
 
-@pytest.mark.parametrize("strategy", ["sync", "async", "local"])
-def test_a_killed_coordinator_goes_on_and_its_nodes_come_back_by_themselves(tmp_path, strategy):
+@pytest.mark.parametrize(
+    ("strategy", "number"), [("sync", signal.SIGKILL), ("async", signal.SIGKILL), ("local", signal.SIGTERM)]
+)
+def test_a_killed_or_stopped_coordinator_goes_on_and_its_nodes_come_back_by_themselves(tmp_path, strategy, number):
     job, port = a_job(tmp_path, "steps=150, loss=loss, dataset=lambda: points(200)", SLOW_LOSS), free_port()
     token = {"WIDE_TOKEN": "t" * 32}
     with contextlib.ExitStack() as nodes:
@@ -310,7 +312,8 @@ def test_a_killed_coordinator_goes_on_and_its_nodes_come_back_by_themselves(tmp_
             assert until(lambda: (tmp_path / "here" / "checkpoints" / "latest").exists())
             before = query(tmp_path, "SELECT count(*) FROM steps")[0][0]
             assert until(lambda: query(tmp_path, "SELECT count(*) FROM steps")[0][0] > before)
-            first.kill()
+            first.send_signal(number)
+            assert first.wait(20) in (-signal.SIGKILL, 128 + signal.SIGTERM)
         with coordinator(tmp_path, job, port) as second:
             out, _ = second.communicate(timeout=90)
             assert second.returncode == 0, said(tmp_path)

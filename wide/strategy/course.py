@@ -118,6 +118,9 @@ class Synchronous:
 
     name, depth, memory, most_stale, length, worth, patience = "sync", 1, 0.9, 0, 1, 1.0, 0.0
     may_flush, waits_for_travel, filled = False, True, 0.0
+    is_out: Callable[[Block], bool]
+    give_back: Callable[[Block], None]
+    keep_first: Callable[[Block, int], Block | None]
 
     def __init__(self, schedule: Schedule, first_step: int, end_step: int | None) -> None:
         self._schedule, self._end_step = schedule, end_step
@@ -126,7 +129,8 @@ class Synchronous:
 
     def _begin(self) -> None:
         self._start = self._schedule.position(self._number)
-        self._open = OpenStep(self._schedule.step(self._number).batches)
+        self._open = OpenStep(self._schedule.step(self._number).batches, self._start)
+        self.is_out, self.give_back, self.keep_first = self._open.is_out, self._open.give_back, self._open.keep_first
 
     @property
     def age(self) -> int:
@@ -159,23 +163,13 @@ class Synchronous:
     def cut(self, share: Share, now: float) -> Cut:
         part = share.part if share.is_known else 0.0  # a newcomer gets one batch
         left = self._open.free + share.at_work
-        return Cut(self._moved(self._open.cut(lease_size(left, part, self._open.free, share.takers)), 1))
-
-    def is_out(self, block: Block) -> bool:
-        return self._open.is_out(self._moved(block, -1))
-
-    def give_back(self, block: Block) -> None:
-        self._open.give_back(self._moved(block, -1))
-
-    def keep_first(self, block: Block, batches: int) -> Block | None:
-        kept = self._open.keep_first(self._moved(block, -1), batches)
-        return self._moved(kept, 1) if kept is not None else None
+        return Cut(self._open.cut(lease_size(left, part, self._open.free, share.takers)))
 
     def take_back(self, block: Block) -> bool:
         return False  # what is given back here, nobody will answer
 
     def accept(self, node: int, block: Block, now: float) -> list[int]:
-        self._open.accept(self._moved(block, -1))
+        self._open.accept(block)
         return [self._number] if self._open.is_complete else []
 
     def is_due(self, holders: Callable[[], set[int]], now: float) -> bool:
@@ -193,9 +187,6 @@ class Synchronous:
 
     def discount(self, staleness: int) -> float:
         return 1.0
-
-    def _moved(self, block: Block, direction: int) -> Block:
-        return Block(block.first + direction * self._start, block.end + direction * self._start)
 
 
 class _OnLine:

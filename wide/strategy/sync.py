@@ -10,13 +10,15 @@ TOLERANCE = 1.2
 
 
 class OpenStep:
-    """Which batches of a step are free, and which are still missing. A buddy allocator over the tree's blocks."""
+    """Which batches of a step are free, and which are still missing. A buddy allocator over the tree's blocks, counted
+    from `start`.
+    """
 
-    def __init__(self, batches: int) -> None:
+    def __init__(self, batches: int, start: int = 0) -> None:
         self.batches = batches
         self.missing = batches  # not merged yet
         self.free = batches  # not leased, or given back
-        self._free = [Block(0, batches)]
+        self._free = [Block(start, start + batches)]
         self._out: set[Block] = set()
 
     @property
@@ -29,7 +31,7 @@ class OpenStep:
 
     def cut(self, most: int) -> Block:
         """Take a free block of at most `most` batches; call only when some are `free`."""
-        at = max(range(len(self._free)), key=lambda i: _worth(self._free[i].size, most))
+        at = max(range(len(self._free)), key=lambda i: _worth(self._free[i].size, most)) if len(self._free) > 1 else 0
         block = self._free.pop(at)
         while block.size > most:
             block, rest = halves(block)
