@@ -48,6 +48,7 @@ def coordinate(job: str | bytes, name: str, options: Options, only_plans: bool, 
         answer = ("error", error.exit_code, str(error), error.details)
     except KeyboardInterrupt:
         answer = ("error", 128 + signal.SIGINT, "interrupted", "")
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it is over; only the answer is left to be said
     with contextlib.suppress(OSError):  # a parent that was killed hears nothing
         parent.send_bytes(msgspec.json.encode(answer))
 
