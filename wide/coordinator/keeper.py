@@ -45,7 +45,7 @@ class Keeper:
         self._changed = threading.Condition()
         self._waiting: Checkpoint | None = None
         self._problem = ""
-        self._is_writing = self._is_closed = self._has_told = False
+        self._is_writing = self._is_closed = self._has_told = self._has_given_up = False
         self._thread = threading.Thread(target=self._work, name="checkpoints", daemon=True)
         self._thread.start()
 
@@ -66,6 +66,9 @@ class Keeper:
             self._is_closed = True
             self._changed.notify_all()
             is_written = self._changed.wait_for(lambda: self._waiting is None and not self._is_writing, CLOSING_S)
+            self._has_given_up = not is_written
+            self._changed.notify_all()
+        self._thread.join(CLOSING_S)  # a thread that is still inside torch when Python ends would abort the process
         if not is_written:
             raise TrainingFailed(
                 f"the last checkpoint could not be written ({self._problem or 'the disk is too slow'}): free some "
@@ -115,8 +118,8 @@ class Keeper:
                 if problem and self._waiting is None:
                     self._waiting = checkpoint
                 self._changed.notify_all()
-            if problem:
-                time.sleep(RETRY_S)
+                if problem and self._changed.wait_for(lambda: self._has_given_up, RETRY_S):
+                    return
 
     def _write(self, checkpoint: Checkpoint) -> str:
         """The problem, if there was one."""
