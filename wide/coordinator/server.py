@@ -149,7 +149,7 @@ class Server:
             if not peer.is_evaluator:
                 peer.count_bytes()
                 self.record.node_left(peer.node, "the run is over")
-        if self.ended is None or (self.stop_reason and self.pool.is_open):
+        if self.ended is None or (self.pool.is_open and self.ended.why == self.stop_reason):
             self.board.close("the coordinator was stopped, and may come back", NotYet.exit_code)
         else:
             self.board.close(f"the run is over: {self.ended.failure or self.ended.why}", int(bool(self.ended.failure)))
