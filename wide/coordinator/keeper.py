@@ -125,13 +125,11 @@ class Keeper:
         """The problem, if there was one."""
         if not self._record.db.settle(SETTLE_S):
             return "run.db comes first, and cannot be written"
+        checkpoint.state["sha256"] = state_sha256(checkpoint.model)
         try:
-            checkpoint.state["sha256"] = state_sha256(checkpoint.model)
             write(self._folder, checkpoint, self._keep)
         except OSError as error:
             return str(error)
-        except Exception as error:  # a tensor that safetensors cannot write: the thread must live, and say so
-            return f"{type(error).__name__}: {error}"
         return ""
 
 

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from wide.coordinator.peer import Peer
 from wide.errors import Absent, Refused, WideError
+from wide.wire.messages import BEAT_S
 
 GREETING_S = 10.0
 STALL_S = 30.0  # without a single byte, in the middle of something; or
 BATCHES = 4  # so many of its batches, between which it looks at its connection
-BEAT_S = 1.0  # whoever has nothing else to say says Alive; a node does so while it computes, too
-SILENT_S = 3.0  # three beats were missed: others may take its work
+SILENT_S = 3 * BEAT_S  # a node beats while it computes, too: others may take its work
 GONE_S = 60.0  # and it is not waited for any more
 
 

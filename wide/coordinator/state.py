@@ -37,7 +37,7 @@ from wide.coordinator.events import (
 )
 from wide.coordinator.roster import OVERDUE_S, Lease, Member, Roster
 from wide.job.schedule import Schedule
-from wide.strategy.course import Course, Cut, Share, Standing, course, resumed
+from wide.strategy.course import Course, Cut, Share, Standing, course
 from wide.strategy.tree import Block
 
 
@@ -100,11 +100,15 @@ class Pool:
             self._worth = float(self.steps)
         elif strategy == "sync":
             strategy = start.strategy
-        arguments = (strategy, self.schedule, self.steps, self.last_step, self._is_eager)
-        self.course: Course = course(*arguments) if is_whole else resumed(*arguments, standing)
-        self.roster.waits_for_travel = self.course.waits_for_travel
+        self._follow(strategy)
+        if not is_whole:
+            self.course.resume(standing)
         if strategy != self._next_strategy:
             self.course.end_soon()
+
+    def _follow(self, strategy: str) -> None:
+        self.course: Course = course(strategy, self.schedule, self.steps, self.last_step, self._is_eager)
+        self.roster.waits_for_travel = self.course.waits_for_travel
 
     def position(self, now: float) -> Position:
         """Where the run is, right after a version was made: whoever begins there loses and doubles nothing."""
@@ -256,8 +260,7 @@ class Pool:
         changes: list[Action] = []
         if self.course.is_complete:
             self._changes, self._worth = self._changes + 1, float(self.steps)
-            self.course = course(self._next_strategy, self.schedule, self.steps, self.last_step, self._is_eager)
-            self.roster.waits_for_travel = self.course.waits_for_travel
+            self._follow(self._next_strategy)
             changes = [ChangeStrategy(self.course.name)]
         return changes + self._grant_all(now)
 

@@ -118,7 +118,7 @@ class Run:
             )
         self.options = msgspec.structs.replace(self.options, **(asked | given))
 
-    def _forget_later(self) -> None:
+    def _forget_newer(self) -> None:
         folder = self.dir / CHECKPOINTS
         try:
             checkpoint.forget_after(folder, self._saved_in)
@@ -139,7 +139,7 @@ class Run:
                 if before != now[name]:
                     raise UsageError(f"{self.dir} was begun with {name} {before}, and this job has {now[name]}")
             self._start, self._fold_state = restore(self.master, self._saved)
-            self._forget_later()
+            self._forget_newer()
         reach = self.schedule.step_at(self._start.front - 1).number + 1 if self._start.front else 0
         if self.steps is not None and self.steps < reach:
             if self._start.front != self.schedule.position(self._start.steps):

@@ -4,6 +4,7 @@ dial; knows no processes.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 import threading
@@ -36,6 +37,10 @@ class Membership:
         self._leaving_why = ""
         self._is_welcome = self._was_welcome = False  # by this connection, by any
 
+    def close(self) -> None:
+        if self._worker is not None:
+            self._worker.close()
+
     def leave(self, why: str) -> None:
         """Called by a signal handler: hand in what is finished, and go."""
         self._leaving_why = why
@@ -44,8 +49,13 @@ class Membership:
         self._worker.leave(why)
 
     def last(self, retry_s: float) -> say.Stop:
-        """Until the coordinator says stop. If it goes away, look for it for `retry_s`: not all nodes at once, and less
-        and less often. Somebody who takes a call and ends it (a tunnel whose far end is gone) is not the coordinator.
+        """Until the coordinator says stop. If it goes away, look for it for `retry_s`."""
+        with contextlib.closing(self):
+            return self._stay(retry_s)
+
+    def _stay(self, retry_s: float) -> say.Stop:
+        """Nodes do not look for their pool all at once, and do so less and less often. Somebody who takes a call and
+        ends it (a tunnel whose far end is gone) is not the coordinator.
         """
         deadline, pause_s = math.inf, FIRST_PAUSE_S
         while True:
@@ -88,6 +98,7 @@ class Membership:
         """What fails is told to the coordinator, then raised."""
         try:
             if self._worker is None or not self._worker.may_serve(welcome):
+                self.close()
                 self._worker = Worker(connection, job, welcome, self._identity.device)
             else:
                 self._worker.attach(connection)

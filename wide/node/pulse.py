@@ -7,9 +7,7 @@ from typing import Self
 
 from wide.errors import ConnectionLost
 from wide.transport.connection import Connection
-from wide.wire.messages import Alive
-
-BEAT_S = 1.0
+from wide.wire.messages import BEAT_S, Alive
 
 
 class Pulse:

@@ -1,4 +1,4 @@
-"""A node's life: build what is to be trained, then work until told to stop. Knows no processes."""
+"""A node at work: build what is to be trained, then compute leases until told to stop. Knows no processes."""
 
 from __future__ import annotations
 
@@ -77,6 +77,9 @@ class Worker:
         length = len(self._samples) if self._samples is not None else None
         fingerprint = self._trainer.weights.fingerprint()
         connection.send(say.Ready(self._trainer.layout.describe(), length, self._problem, fingerprint))
+
+    def close(self) -> None:
+        self._parcels.close()
 
     def work(self) -> say.Stop:
         """Until the coordinator says stop; the user's errors are reported to it before they are raised here."""

@@ -24,6 +24,7 @@ from wide.errors import TrainingFailed
 from wide.failpoint import reach
 
 MODEL, OPTIMIZER, STATE, LATEST = "model.safetensors", "optimizer.safetensors", "state.json", "latest"
+UNWRITABLE = (SafetensorError, KeyError, TypeError, ValueError)  # what its library, or JSON, does not know
 NAME = re.compile(r"step-(\d{8,})(?:-(\d+))?")
 
 Tensors = dict[str, torch.Tensor]
@@ -52,9 +53,9 @@ def write(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
         _fill(temporary, checkpoint)
         reach("checkpoint.before_rename")
         temporary.rename(final)
-    except (OSError, SafetensorError) as error:
+    except (OSError, *UNWRITABLE) as error:
         shutil.rmtree(temporary, ignore_errors=True)  # a full disk needs the room
-        raise OSError(str(error)) from None
+        raise OSError(str(error) if isinstance(error, OSError | SafetensorError) else repr(error)) from None
     _sync(folder)
     reach("checkpoint.after_rename")
     try:

@@ -106,9 +106,9 @@ class RunDb:
                 if not is_in_trouble:
                     self._tell(f"{self._path} cannot be written ({error}): trying again until it can")
                 is_in_trouble = True
-                attempts_left -= self._is_closing.wait(RETRY_S)
-                if self._is_closing.is_set():
+                if self._is_closing.wait(RETRY_S):  # which then returns at once
                     time.sleep(RETRY_S)
+                    attempts_left -= 1
                 self._problem = error if not attempts_left else None
             except (sqlite3.Error, OverflowError) as error:
                 self._problem = error

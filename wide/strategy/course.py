@@ -100,6 +100,7 @@ class Course(Protocol):
     def is_complete(self) -> bool: ...
     @property
     def standing(self) -> Standing: ...
+    def resume(self, standing: Standing) -> None: ...
     def may_lease(self, node: int) -> bool: ...
     def cut(self, share: Share, now: float) -> Cut: ...
     def is_out(self, block: Block) -> bool: ...
@@ -157,6 +158,9 @@ class Synchronous:
         """A step that is not whole will be computed again."""
         return Standing(self._start, [])
 
+    def resume(self, standing: Standing) -> None:
+        """It stands where its first step begins."""
+
     def may_lease(self, node: int) -> bool:
         return True
 
@@ -203,6 +207,7 @@ class _OnLine:
         self.take_back, self.keep_first = self._line.take_back, self._line.keep_first
 
     def resume(self, standing: Standing) -> None:
+        """From where another one stood."""
         self._line.resume(standing.front, standing.holes)
         self.filled = standing.filled
 
@@ -374,13 +379,3 @@ def course(strategy: str, schedule: Schedule, first_step: int, end_step: int | N
     if strategy == "async":
         return Asynchronous(schedule, first_step, end_step, is_eager)
     return (Local if strategy == "local" else Synchronous)(schedule, first_step, end_step)
-
-
-def resumed(
-    strategy: str, schedule: Schedule, first_step: int, end_step: int | None, is_eager: bool, standing: Standing
-) -> Course:
-    """The same, from where another one stood."""
-    going_on = course(strategy, schedule, first_step, end_step, is_eager)
-    if isinstance(going_on, _OnLine):
-        going_on.resume(standing)
-    return going_on

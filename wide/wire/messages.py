@@ -20,6 +20,7 @@ from typing import Annotated, Any
 import msgspec
 
 PROTOCOL = 4
+BEAT_S = 1.0  # whoever has said nothing else for so long says Alive
 Stored = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  # SQLite holds no more
 
 
