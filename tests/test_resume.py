@@ -309,7 +309,9 @@ def test_a_killed_or_stopped_coordinator_goes_on_and_its_nodes_come_back_by_them
                 nodes.enter_context(started("join", f"127.0.0.1:{port}", "--job", job, cwd=tmp_path, **token))
                 for _ in range(2)
             ]
-            assert until(lambda: query(tmp_path, "SELECT count(DISTINCT node) FROM ledger") == [(2,)]), "both have joined"
+            assert until(lambda: query(tmp_path, "SELECT count(DISTINCT node) FROM ledger") == [(2,)]), (
+                "both have joined"
+            )
             assert until(lambda: (tmp_path / "here" / "checkpoints" / "latest").exists())
             before = query(tmp_path, "SELECT count(*) FROM steps")[0][0]
             assert until(lambda: query(tmp_path, "SELECT count(*) FROM steps")[0][0] > before)
