@@ -1,15 +1,19 @@
 # Two commands do everything: `make train` and `make test`. The first one also makes the virtual environment.
+# `make quick` is for after every change: all that needs no process of its own, in under a minute.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: train test check clean
+.PHONY: train test quick check clean
 
 train: $(VENV)/ready
 	$(BIN)/python examples/chargpt.py
 
 test: check
 	$(BIN)/python -m pytest -n auto --maxprocesses 4
+
+quick: check
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 -m "not processes"
 
 check: $(VENV)/ready
 	$(BIN)/ruff check .

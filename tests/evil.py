@@ -58,7 +58,7 @@ def said_after_hello():
         "an echo with a payload that was not sent": (encode(say.Probe(), 77) + bytes(77), "wrong payload"),
         "leaving with a payload": (encode(say.Leaving("bye"), 10_000) + bytes(10_000), "wrong payload"),
         "metrics": (encode(say.Evaluated(1, 1, {"accuracy": 1.0})), "out of order"),
-        "work": (encode(say.Work(1, 0, [(0, 0, 1, 8)], [8], 0)), "out of order"),
+        "work": (encode(say.Work(1, [(0, 0, 1, 8)], [8], 0)), "out of order"),
         "nested 100,000 deep": (frame(say.Failed, nested), "bad header"),
         "a payload of 2^40": (frame(say.Update, header_nbytes=10, payload_nbytes=2**40), "payload too long"),
         "a header of 2 MB": (frame(say.Ready, header_nbytes=2 << 20), "header too long"),

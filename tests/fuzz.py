@@ -1,4 +1,5 @@
-"""Mutated frames through the coordinator's whole intake: reader, messages, placing, every decoder.
+"""Mutated conversations against the whole server, over the in-memory twin: callers, members, their updates in every
+codec. Whatever is sent, the coordinator goes on, and only the sender is dismissed.
 
     python -m tests.fuzz --frames 1000000          mutations of good frames, from a seed; ends with one JSON line
     python -m tests.fuzz --atheris -runs=100000    the same target, led by coverage (needs atheris)
@@ -18,120 +19,149 @@ import struct
 import sys
 import time
 import zlib
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
 from torch import nn
 
+from faults.disk import Disk, MemoryDb
 from tests.jobs import make
+from wide.codec.encoders import Encoders
 from wide.codec.ladder import LADDER, RAW
 from wide.codec.layout import Flat
 from wide.codec.pieces import cut, encode
-from wide.coordinator.choices import Choices
-from wide.coordinator.intake import Intake
+from wide.codec.speeds import PRIORS
+from wide.config import resolve
+from wide.coordinator import assembly
+from wide.coordinator.assembly import Course
 from wide.coordinator.master import Master
-from wide.coordinator.peer import Peer, Sent
-from wide.coordinator.probe import PROBE_NBYTES, Probing
-from wide.coordinator.record import Record
-from wide.errors import ConnectionLost, ProtocolError, VersionMismatch
+from wide.exchange.door import Door
+from wide.exchange.feed import Feed
+from wide.job.samples import Samples
 from wide.job.schedule import Schedule
-from wide.store.rundb import RunDb
-from wide.telemetry.link import Link
-from wide.telemetry.progress import Progress
-from wide.transport.connection import Connection
-from wide.transport.memory import pair
+from wide.telemetry.clock import Clock
+from wide.telemetry.divergence import Divergence
+from wide.transport.memory import MemoryHub, MemoryStream
 from wide.wire import frames
 from wide.wire import messages as say
 
 HANG_S = 1.0
 CAP_NBYTES = 200 << 20
-HEADER_LIMIT = 1 << 20
 LENGTHS = (0, 1, 2**16, 2**31 - 1, 2**32 - 1, 2**63, 2**64 - 1)
+TOKEN = "the pool's"
 
 
 class Target:
-    """What a coordinator does with a member's bytes, up to the point where an update is whole."""
+    """A coordinator whose clock stands still while it listens, and whose run never ends."""
 
-    def __init__(self, folder):
+    def __init__(self, codec):
         job = make()
+        samples = Samples(job, job.seed)
+        schedule = Schedule(len(samples), 8, 4, job.seed)
         model = nn.Sequential(nn.Linear(40, 30), nn.BatchNorm1d(30), nn.Linear(30, 4, dtype=torch.float64))
         self.master = Master(job, model, seed=0)
-        record = Record(RunDb(Path(folder) / "run.db"), Progress(), Schedule(9, 1, 1, 0))
-        choices = Choices("lossless", self.master.layout.live_nbytes, record, ThreadPoolExecutor(1))
-        self.intake = Intake(self.master, choices, lambda: 0.0)
-        self.reasons = collections.Counter()
+        self.now, self.reasons = 1.0, collections.Counter()
+        options = resolve({"compress": "none" if codec == RAW else codec, "steps": 2**53}, {})
+        clock = Clock(lambda: self.now, lambda: self.now)
+        course = Course(options, schedule, self.master, 2**53, MemoryDb(Disk()), None, clock=clock)
+        self.hub = MemoryHub(lambda seconds, has_news: 0.0)
+        door = Door(TOKEN, "evaluator's", job.seed, "auto", options.codecs, "build")
+        priors = lambda names, *_: {name: PRIORS[name] for name in names}  # noqa: E731
+        parts = (self.hub, door, Feed(samples, schedule), Encoders(threads=0), True, False)
+        self.server = assembly.server(course, *parts, try_codecs=priors)
+        self.server.run.record.db.insert = self._count
 
-    def feed(self, data, codec):
-        """One conversation; whatever is not allowed is counted."""
-        mine, theirs = pair()
-        peer = Peer(Connection(mine), "fuzz", 0.0, node=1, is_working=True, sent={1: Sent([8], codec)})
-        peer.up, peer.down, peer.probing = Link(1e6), Link(1e6), Probing()
-        limit = max(self.master.layout.live_nbytes, PROBE_NBYTES)
-        peer.connection.reader.allow(lambda m, n: self.intake.place_for(peer, m, n), HEADER_LIMIT, limit)
-        theirs.send([data])
-        theirs.close()
-        try:
-            while True:
-                for message in peer.connection.receive():
-                    self.hear(peer, message)
-        except ConnectionLost:
-            self.reasons["waited for more"] += 1
-        except ProtocolError as error:
-            self.reasons[error.reason] += 1
-        except VersionMismatch:
-            self.reasons["version mismatch"] += 1
-        finally:
-            self.intake.forget(peer)
-            peer.connection.close()
+    def _count(self, table, rows):
+        """In place of run.db, which would grow: why somebody was refused."""
+        for row in rows:
+            self.reasons[row[2] if table == "rejects" else table] += 1
 
-    def hear(self, peer, message):
-        if isinstance(message, say.Update):
-            done = self.intake.update(peer, message)
-        elif isinstance(message, say.Part):
-            whole = self.intake.part(peer)
-            done = whole and whole[1]
-        elif isinstance(message, say.Leaving):
-            done = self.intake.debt(peer, 1.0)
-        else:
-            done = None
-        if done is not None:
-            done.is_finite()
-            self.master.release(done)
-            self.reasons["accepted"] += 1
+    def feed(self, *said, pieces=1):
+        """One conversation, from its first byte to its last. A function is told the last lease, and says its bytes."""
+        stream = MemoryStream()
+        self.hub.call(stream, "127.0.0.1:5")
+        fed = 0
+        for words in said:
+            data = words(self.server.pool._granting._granted) if callable(words) else words
+            fed += max(1, data.count(frames.MAGIC))
+            step = max(1, len(data) // pieces)
+            for start in range(0, max(1, len(data)), step):
+                stream.arrive(data[start : start + step])
+                self.turn()
+        stream.hang_up()
+        self.turn()
+        self.server.pool._failed.clear()  # two nodes that agree on a failure end a run, and so do high losses: as they
+        self.server.run.record.divergence = Divergence()  # should, but what is looked for here is something else
+        assert stream.is_closed, "it was not let go of"
+        assert not self.server.exchange.nodes, "somebody is still there"
+        return fed
+
+    def turn(self):
+        """Until there is nothing more to hear; each time the clock is looked at, a little has passed."""
+        server = self.server
+        while self.hub._has_news() and (self.hub._callers or any(s.has_input() for s in self.hub._loud)):
+            self.now += 1e-3
+            server.exchange.turn(0.0)
+            server._take_happenings()
+        self.now += 0.05
+        server._tick(self.now, lambda: "")
+        assert server.run.ended is None, server.run.ended
 
 
-def good_conversations(layout):
-    """One for each codec, and the small messages."""
-    torch.manual_seed(1)
-    flat = Flat(layout, only_live=True)
-    for view in [*flat.trainable, *flat.averaged]:
-        view.copy_(torch.randn(view.shape))
-    pieces = cut(layout, only_live=True)
-    for codec in LADDER:
-        update = say.Update(
-            1, [0.5], b"\x0f", 1.0, 0.1, 0.2, 10**9, codec=codec, speeds={"zstd": (1.2, 1e9, 1e9, 1e-5, 1e-5)}
-        )
-        if codec == RAW:
-            yield codec, [frames.encode(update, len(flat.bytes)), bytes(flat.bytes)]
-        else:
-            parts = [b"".join(encode(piece, codec, flat.raw)) for piece in pieces]
-            yield (
-                codec,
-                [frames.encode(update), *(b for part in parts for b in (frames.encode(say.Part(), len(part)), part))],
-            )
-    small = [say.Hello("t", "node", "n", "h", 1, "b"), say.Failed(1, 2, "p", "d"), say.Leaving("why"), say.Probe()]
-    small += [say.Ready(layout.describe(), 5), say.Evaluated(1, 2, {"a": 1.0})]
-    for message in small:
-        yield RAW, [frames.encode(message)]
+def greeting(layout):
+    """What a member says until it is given work: its hello, the echoes, and what it has built."""
+    hello = frames.encode(say.Hello(TOKEN, "node", "n", "h", 1, "build"))
+    empty = frames.encode(say.Probe())
+    loaded = frames.encode(say.Probe(), 64 * 1024) + bytes(64 * 1024)
+    return [hello, empty, loaded, frames.encode(say.Ready(layout.describe(), 83))]  # by this clock it is far away
+
+
+class Talk:
+    """Good conversations: how a member begins, what it may say when it has work, and what strangers say."""
+
+    def __init__(self, layout, codec):
+        torch.manual_seed(1)
+        self._layout, self._codec = layout, codec
+        flat = Flat(layout, only_live=True)
+        for view in [*flat.trainable, *flat.averaged]:
+            view.copy_(torch.randn(view.shape))
+        self._payload = bytes(flat.bytes)
+        if codec != RAW:
+            self._parts = [b"".join(encode(piece, codec, flat.raw)) for piece in cut(layout, only_live=True)]
+        self.greeting = greeting(layout)
+        small = [say.Failed(1, 2, "p", "d"), say.Leaving("why"), say.Probe(), say.Alive()]
+        small += [say.Ready(layout.describe(), 5), say.Evaluated(1, 2, {"a": 1.0})]
+        hellos = [say.Hello(*who, "n", "h", 1, "build") for who in ((TOKEN, "planner"), ("guess", "node"))]
+        self.small = [[frames.encode(message)] for message in [*small, *hellos]]
+
+    def update(self, lease):
+        """For this lease, in buffers."""
+        speeds = {"zstd": (1.2, 1e9, 1e9, 1e-5, 1e-5)}
+        touched = bytes(len(self._layout.trainable) // 8 + 1)
+        update = say.Update(lease, [0.5], touched, 1.0, 0.1, 0.2, 10**9, self._codec, 10**6, 0.1, speeds, 0.1)
+        if self._codec == RAW:
+            return [frames.encode(update, len(self._payload)), self._payload]
+        said = [b for part in self._parts for b in (frames.encode(say.Part(), len(part)), part)]
+        return [frames.encode(update), *said]
+
+    def drawn(self, chance):
+        """One conversation, with something wrong in it."""
+        fate = chance.random()
+        if fate < 0.15:
+            return mutated(self.greeting, chance)
+        if fate < 0.3:
+            return mutated(chance.choice(self.small), chance)
+        if fate < 0.45:
+            return [*self.greeting, *mutated(chance.choice(self.small), chance)]
+        return [*self.greeting, lambda lease: b"".join(mutated(self.update(lease), chance))]
 
 
 def mutated(buffers, chance):
     """A good conversation with something wrong in it; often with a checksum that fits, so that it gets further."""
     buffers = [bytearray(buffer) for buffer in buffers]
     for _ in range(chance.choice((1, 1, 1, 2, 5))):
-        victim = chance.choice(buffers)
+        victim = chance.choice(buffers[-4:] if chance.random() < 0.7 else buffers)
         kind = chance.randrange(7)
         if kind == 0 and victim:
             victim[chance.randrange(len(victim))] ^= 1 << chance.randrange(8)
@@ -153,36 +183,38 @@ def mutated(buffers, chance):
         for buffer in buffers:
             if len(buffer) > frames.FIXED.size and buffer[:4] == frames.MAGIC:
                 mend(buffer)
-    return b"".join(buffers)
+    return buffers
 
 
 def mend(frame):
-    """Make the lengths and the checksum of a mutated header fit again."""
-    header = frame[frames.FIXED.size :]
+    """Make the lengths and the checksum of a mutated header fit again; a payload behind it stays one."""
     magic, protocol, code, flags, _, payload_nbytes, _ = frames.FIXED.unpack_from(frame)
+    behind = payload_nbytes if payload_nbytes <= len(frame) - frames.FIXED.size else 0
+    header = frame[frames.FIXED.size : len(frame) - behind]
     frames.FIXED.pack_into(frame, 0, magic, protocol, code, flags, len(header), payload_nbytes, zlib.crc32(header))
 
 
 def fuzz(count, seed):
     chance = random.Random(seed)
-    with TemporaryDirectory() as folder:
-        target = Target(folder)
-        good = list(good_conversations(target.master.layout))
-        for codec, buffers in good:
-            target.feed(b"".join(buffers), codec)
-        accepted, slowest_s, fed = target.reasons["accepted"], 0.0, 0
-        before = peak_nbytes()
-        while fed < count:
-            codec, buffers = chance.choice(good)
-            data = mutated(buffers, chance)
+    reasons, slowest_s, fed = collections.Counter(), 0.0, 0
+    before = peak_nbytes()
+    for codec in LADDER:
+        target = Target(codec)
+        talk = Talk(target.master.layout, codec)
+        target.feed(*talk.greeting, lambda lease, talk=talk: b"".join(talk.update(lease)))
+        target.server.run.record.flush(force=True)
+        assert target.reasons["ledger"] == 1, f"an update in {codec} should have been merged: {target.reasons}"
+        until = fed + count // len(LADDER)
+        while fed < until:
+            conversation, pieces = talk.drawn(chance), chance.choice((1, 1, 3))
             started = time.perf_counter()
-            target.feed(data, codec)
+            fed += target.feed(*conversation, pieces=pieces)
             slowest_s = max(slowest_s, time.perf_counter() - started)
-            fed += max(1, data.count(frames.MAGIC))
+        assert not target.reasons["served badly"], "an exception of our own"
+        reasons += target.reasons
     grown = peak_nbytes() - before
-    result = {"frames": fed, "seed": seed, "slowest_s": slowest_s, "grown_mb": grown / 1e6, "reasons": target.reasons}
-    is_fine = slowest_s < HANG_S and grown < CAP_NBYTES and accepted >= len(LADDER)
-    return result, is_fine
+    result = {"frames": fed, "seed": seed, "slowest_s": slowest_s, "grown_mb": grown / 1e6, "reasons": reasons}
+    return result, slowest_s < HANG_S and grown < CAP_NBYTES
 
 
 def peak_nbytes():
@@ -192,19 +224,26 @@ def peak_nbytes():
 def led_by_coverage(arguments):
     import atheris
 
+    targets = {codec: Target(codec) for codec in LADDER}
+    talks = {codec: Talk(target.master.layout, codec) for codec, target in targets.items()}
+    codecs = list(LADDER)
+
+    @atheris.instrument_func
+    def one(data):
+        """The first byte picks the codec and whether a greeting goes before;"""
+        if data:
+            codec = codecs[data[0] % len(codecs)]
+            begin = talks[codec].greeting if data[0] & 0x80 else []
+            targets[codec].feed(*begin, bytes(data[1:]))
+
     with TemporaryDirectory() as folder:
-        target = Target(folder)
-        codecs = list(LADDER)
-
-        @atheris.instrument_func
-        def one(data):
-            if data:
-                target.feed(bytes(data[1:]), codecs[data[0] % len(codecs)])
-
         corpus = Path(folder) / "corpus"
         corpus.mkdir()
-        for i, (codec, buffers) in enumerate(good_conversations(target.master.layout)):
-            (corpus / str(i)).write_bytes(bytes([codecs.index(codec)]) + b"".join(buffers))
+        for at, talk in enumerate(talks.values()):
+            first = 0x80 + (at - 0x80) % len(codecs)
+            for i, buffers in enumerate([*talk.small, *(talk.update(lease) for lease in (1, 2, 3))]):
+                (corpus / f"{at}-{i}").write_bytes(bytes([first]) + b"".join(buffers))
+                (corpus / f"{at}-{i}-first").write_bytes(bytes([at]) + b"".join(buffers))
         atheris.instrument_all() if "--all" in arguments else None
         atheris.Setup([sys.argv[0], "-timeout=1", "-rss_limit_mb=4096", *arguments, str(corpus)], one)
         atheris.Fuzz()

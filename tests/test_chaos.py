@@ -14,10 +14,12 @@ from contextlib import closing
 
 import pytest
 
-from benchmarks.chaos_schedule import LEAST_MEASURED, PLANNED, schedule, why_void
-from benchmarks.chaos_verdict import Happened, read_ledger, recoveries
-from benchmarks.proxy import CUT, HEALTHY, Condition, Proxy
+from faults.chaos_schedule import LEAST_MEASURED, PLANNED, schedule, why_void
+from faults.chaos_verdict import Happened, read_ledger, recoveries
+from faults.proxy import CUT, HEALTHY, Condition, Proxy
 from tests.processes import ROOT, environment, until
+
+pytestmark = pytest.mark.processes
 
 
 def test_nothing_is_lost_doubled_or_wrong_under_faults_of_every_class():

@@ -7,8 +7,12 @@ import re
 import subprocess
 import sys
 
-from benchmarks.kills import NODES
+import pytest
+
+from faults.kills import NODES
 from tests.processes import ROOT, environment
+
+pytestmark = pytest.mark.processes
 
 
 def test_a_run_killed_at_any_moment_is_resumed_to_the_same_bits():

@@ -17,19 +17,19 @@ from wide.codec.ladder import LADDER, LOSSLESS, RAW
 from wide.codec.layout import Flat, Layout
 from wide.codec.pieces import cut, decode
 from wide.codec.speeds import Cpu, measure
-from wide.coordinator.choices import Choices
-from wide.coordinator.door import Door
-from wide.coordinator.peer import Peer
-from wide.coordinator.probe import PROBE_NBYTES, Probing
 from wide.coordinator.record import Record
-from wide.coordinator.versions import Versions
+from wide.exchange.door import Door
+from wide.exchange.link_codecs import LinkCodecs
+from wide.exchange.peer import Peer
+from wide.exchange.probe import PROBE_NBYTES, Probing
+from wide.exchange.versions import Versions
 from wide.job.schedule import Schedule
 from wide.store.rundb import RunDb
+from wide.telemetry.clock import REAL
 from wide.telemetry.link import Link
-from wide.telemetry.progress import Progress
 from wide.transport.connection import Connection
 from wide.transport.memory import pair
-from wide.wire.messages import Hello
+from wide.wire.messages import Hello, Update
 
 MB = 1_000_000
 SLOW, FAST = Link(20e6 / 8), Link(100e9 / 8)
@@ -111,33 +111,30 @@ def test_a_link_is_measured_by_traffic_that_the_link_held_up():
 
 
 def test_a_probe_finds_delay_and_bandwidth_and_asks_a_slow_link_only_once():
-    said = []
-    quick = Probing()
+    quick, said = Probing(), []
     while not quick.is_over:
-        quick.next(lambda message, *load: said.append(sum(map(len, load))))
-        quick.echoed(quick.sent_at + 0.001 + 2 * said[-1] / 10e6)
+        said.append(sum(map(len, quick.next_load(now=7.0))))
+        quick.echoed(7.0 + 0.001 + 2 * said[-1] / 10e6)
     assert (said.count(0), said.count(PROBE_NBYTES)) == (4, 4)
     assert quick.link.delay_s == pytest.approx(0.0005)
     assert quick.link.bytes_per_s == pytest.approx(10e6)
-    slow = Probing()
-    said.clear()
+    assert quick.next_load(now=8.0) == (), "the last one is empty"
+    slow, said = Probing(), []
     while not slow.is_over:
-        slow.next(lambda message, *load: said.append(sum(map(len, load))))
-        slow.echoed(slow.sent_at + 0.2 + 2 * said[-1] / 1e5)
+        said.append(sum(map(len, slow.next_load(now=7.0))))
+        slow.echoed(7.0 + 0.2 + 2 * said[-1] / 1e5)
     assert said == [0, PROBE_NBYTES]
 
 
-@pytest.fixture
-def record(tmp_path):
-    db = RunDb(tmp_path / "run.db")
-    yield Record(db, Progress(), Schedule(9, 1, 1, 0))
-    db.close()
-
-
 def a_peer(link, node=1):
-    peer = Peer(Connection(pair()[0]), "here", 0.0, node=node, is_working=True, has_data=True)
-    peer.up, peer.down = Link(link.bytes_per_s), Link(link.bytes_per_s)
+    peer = Peer(Connection(pair()[0]), "here", 0.0, node=node, is_ready=True, has_data=True)
+    peer.link.up, peer.link.down = Link(link.bytes_per_s), Link(link.bytes_per_s)
     return peer
+
+
+def untold(compress):
+    """For whom nobody listens."""
+    return LinkCodecs(compress, 4 * MB, Encoders(), tell=lambda choice: None)
 
 
 def chosen(tmp_path):
@@ -148,19 +145,20 @@ def chosen(tmp_path):
 
 def test_every_link_has_a_codec_of_its_own_and_changes_are_written_down(tmp_path):
     db = RunDb(tmp_path / "run.db")
-    choices = Choices("lossless", 4 * MB, Record(db, Progress(), Schedule(9, 1, 1, 0)), Encoders())
+    record = Record(db, Schedule(9, 1, 1, 0), REAL)
+    codecs = LinkCodecs("lossless", 4 * MB, Encoders(), lambda it: record.chose(it.node, it.role, it.codec, it.reason))
     near, far = a_peer(FAST, 1), a_peer(SLOW, 2)
     for now in (1.0, 1.5, 3.0):
-        choices.decide(near, 0, now)
-        choices.decide(far, 0, now)
-    assert (near.codecs["gradient"], far.codecs["gradient"]) == (RAW, "zstd")
-    assert choices.for_differences([near, far]) == far.codecs["weights"] == "zstd"
-    assert choices.for_differences([near]) == RAW
-    far.up.bytes_per_s = FAST.bytes_per_s
-    choices.decide(far, 0, 3.5)
-    assert far.codecs["gradient"] == "zstd"  # decided again once a second
-    choices.decide(far, 0, 10.0)
-    assert far.codecs["gradient"] == RAW
+        codecs.decide(near, 0, now)
+        codecs.decide(far, 0, now)
+    assert (near.link.codecs["gradient"], far.link.codecs["gradient"]) == (RAW, "zstd")
+    assert codecs.for_differences([near, far]) == far.link.codecs["weights"] == "zstd"
+    assert codecs.for_differences([near]) == RAW
+    far.link.up.bytes_per_s = FAST.bytes_per_s
+    codecs.decide(far, 0, 3.5)
+    assert far.link.codecs["gradient"] == "zstd"  # decided again once a second
+    codecs.decide(far, 0, 10.0)
+    assert far.link.codecs["gradient"] == RAW
     db.close()
     assert chosen(tmp_path) == [
         (1, "gradient", "raw"),
@@ -175,21 +173,21 @@ def test_every_link_has_a_codec_of_its_own_and_changes_are_written_down(tmp_path
     ("wish", "gradient", "weights"),
     [("none", RAW, RAW), ("lz4", "lz4", "lz4"), ("int8", "int8", "int8"), ("topk", "topk", "int4")],
 )
-def test_a_fixed_codec_is_used_on_every_link(record, wish, gradient, weights):
-    choices = Choices(wish, 4 * MB, record, Encoders())
+def test_a_fixed_codec_is_used_on_every_link(wish, gradient, weights):
+    codecs = untold(wish)
     for link in (FAST, SLOW):
         peer = a_peer(link)
-        choices.decide(peer, 0, 1.0)
-        assert (peer.codecs["gradient"], peer.codecs["weights"]) == (gradient, weights)
-        assert peer.wants_speeds == ()
+        codecs.decide(peer, 0, 1.0)
+        assert (peer.link.codecs["gradient"], peer.link.codecs["weights"]) == (gradient, weights)
+        assert peer.link.wants_speeds == ()
 
 
-def test_a_node_on_this_machine_is_sent_raw_data_unless_a_codec_was_asked_for(record):
+def test_a_node_on_this_machine_is_sent_raw_data_unless_a_codec_was_asked_for():
     for wish, codec in (("lossless", RAW), ("auto", RAW), ("int8", "int8")):
         peer = a_peer(SLOW)
         peer.is_on_this_machine = True
-        Choices(wish, 4 * MB, record, Encoders()).decide(peer, 0, 1.0)
-        assert (peer.codecs["gradient"], peer.wants_speeds) == (codec, ())
+        untold(wish).decide(peer, 0, 1.0)
+        assert (peer.link.codecs["gradient"], peer.link.wants_speeds) == (codec, ())
 
 
 def test_a_tunnel_is_not_this_machine():
@@ -201,20 +199,22 @@ def test_a_tunnel_is_not_this_machine():
     assert not door.is_here(msgspec.structs.replace(here, host="elsewhere"), "127.0.0.1:5")
 
 
-def test_nodes_are_asked_for_their_speeds_where_it_matters_and_lies_are_ignored(record):
-    choices = Choices("auto", 4 * MB, record, Encoders())
+def test_nodes_are_asked_for_their_speeds_where_it_matters_and_lies_are_ignored():
+    codecs = untold("auto")
     near, far = a_peer(FAST, 1), a_peer(SLOW, 2)
     for peer in (near, far):
-        choices.decide(peer, 0, 1.0)
-    assert near.wants_speeds == ()
-    assert set(far.wants_speeds) == set(candidates("gradient", lossless=False)) - {RAW}
-    before = far.cpu.speeds["zstd"]
-    choices.heard_speeds(
-        far, {"zstd": (0.0, 1.0, 1.0, 1.0, 1.0), "int4": (8.0, 1e9, 1e9, 1e-5, 1e-5), "odd": (1.0,) * 5}
-    )
-    assert far.cpu.speeds["zstd"] == before
-    assert far.cpu.speeds["int4"].ratio == 8.0
-    assert "odd" not in far.cpu.speeds
+        codecs.decide(peer, 0, 1.0)
+    assert near.link.wants_speeds == ()
+    assert set(far.link.wants_speeds) == set(candidates("gradient", lossless=False)) - {RAW}
+    assert codecs.take_wish(far)
+    assert codecs.take_wish(far) == (), "they are asked once"
+    before = far.link.cpu.speeds["zstd"]
+    speeds = {"zstd": (0.0, 1.0, 1.0, 1.0, 1.0), "int4": (8.0, 1e9, 1e9, 1e-5, 1e-5), "odd": (1.0,) * 5}
+    update = Update(1, [1.0], b"\x0f", 0.0, 0.0, 0.0, 0, speeds=speeds)
+    codecs.observe(far, update, nbytes=0, elapsed_s=0.0, busy_s=0.0)
+    assert far.link.cpu.speeds["zstd"] == before
+    assert far.link.cpu.speeds["int4"].ratio == 8.0
+    assert "odd" not in far.link.cpu.speeds
 
 
 @pytest.mark.parametrize("codec", ["lz4", "zstd", "bf16", "int8", "int4"])

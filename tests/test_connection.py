@@ -1,4 +1,4 @@
-"""Two protocol ends back to back: a worker and a scripted coordinator, over the in-memory twin of TCP."""
+"""Two protocol ends back to back: a node and a scripted coordinator, over the in-memory twin of TCP."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from wide.codec.shadow import publish
 from wide.errors import ConnectionLost, ProtocolError, Refused, UsageError
 from wide.job.model import build_model
 from wide.node.greeting import Identity, introduce
-from wide.node.worker import Left, Worker
+from wide.node.session import Left, Session
+from wide.node.workbench import Workbench
 from wide.transport.connection import Connection
 from wide.transport.memory import pair
 from wide.transport.tcp import Listener
@@ -71,67 +72,68 @@ def test_a_refusal_carries_its_reason_and_exit_code():
         introduce(node, Identity("bad", "atlas", 1, CPU), threads=1)
 
 
-def a_worker(job, data="auto"):
+def a_node(job, data="auto"):
+    """(session, what it has built, the coordinator's end, its payloads, what it said it has built)."""
     node, coordinator, sink = two_ends()
-    worker = Worker(node, job, say.Welcome(1, job.seed, data), CPU)
-    return worker, node, coordinator, sink, coordinator.wait()
+    bench = Workbench(job, say.Welcome(1, job.seed, data), CPU)
+    return Session(node, bench), bench, coordinator, sink, coordinator.wait()
 
 
-def work_for(worker, ids=None, batches=None):
+def work_for(bench, ids=None, batches=None):
     """The Work message for the first two batches of a step of 32 samples, with its payload."""
-    weights = worker._trainer.weights.bytes
+    weights = bench.trainer.weights.bytes
     payload = [weights, ids.numpy().data.cast("B")] if ids is not None else [weights, *batches.buffers]
     description = [batches.description] if batches is not None else None
     runs = [(batches.nbytes, batches.width)] if batches is not None else []
     sizes = [8] if batches else [8, 8]
-    return say.Work(1, 0, [(0, 0, len(sizes), 32)], sizes, len(weights), description, runs=runs), payload
+    return say.Work(1, [(0, 0, len(sizes), 32)], sizes, len(weights), description, runs=runs), payload
 
 
-def test_a_worker_returns_the_sum_of_what_was_leased():
+def test_a_node_returns_the_sum_of_what_was_leased():
     job = make()
-    worker, node, coordinator, sink, ready = a_worker(job)
+    session, bench, coordinator, sink, ready = a_node(job)
     assert (ready.samples, len(ready.tensors)) == (83, 4)
-    work, payload = work_for(worker, ids=torch.arange(16))
+    work, payload = work_for(bench, ids=torch.arange(16))
     coordinator.send(work, *payload)
-    worker.serve_next()
+    session.serve_next()
     update = coordinator.wait()
     assert (update.lease, len(update.losses), update.touched) == (1, 2, b"\x0f")
     gradient = torch.frombuffer(sink.last, dtype=torch.float32)
     assert gradient.abs().sum() > 0
-    assert len(sink.last) == worker._trainer.layout.live_nbytes
+    assert len(sink.last) == bench.trainer.layout.live_nbytes
 
 
 def test_streamed_batches_give_the_same_update_and_the_data_set_is_never_opened():
     def closed():
         raise AssertionError("a node that is streamed to must not call dataset()")
 
-    local, node, coordinator, sink, _ = a_worker(make())
-    work, payload = work_for(local, ids=torch.arange(8))
-    coordinator.send(say.Work(1, 0, [(0, 0, 1, 32)], [8], work.weights_nbytes), payload[0], payload[1])
-    local.serve_next()
+    session, bench, coordinator, sink, _ = a_node(make())
+    work, payload = work_for(bench, ids=torch.arange(8))
+    coordinator.send(say.Work(1, [(0, 0, 1, 32)], [8], work.weights_nbytes), payload[0], payload[1])
+    session.serve_next()
     coordinator.wait()
     expected = bytes(sink.last)
 
-    streamed, node, coordinator, sink, ready = a_worker(make(dataset=closed), data="stream")
+    session, bench, coordinator, sink, ready = a_node(make(dataset=closed), data="stream")
     assert ready.samples is None
     data = make().dataset()
-    work, payload = work_for(streamed, batches=pack([tensor[:8] for tensor in data.tensors]))
+    work, payload = work_for(bench, batches=pack([tensor[:8] for tensor in data.tensors]))
     coordinator.send(work, *payload)
-    streamed.serve_next()
+    session.serve_next()
     coordinator.wait()
     assert bytes(sink.last) == expected
 
 
 def test_weights_are_received_straight_into_the_model():
     job = make()
-    worker, node, coordinator, _, _ = a_worker(job)
+    session, bench, coordinator, _, _ = a_node(job)
     other = build_model(job, seed=99)
-    parameter = next(worker._trainer.model.parameters())
-    weights = worker._trainer.weights
+    parameter = next(bench.trainer.model.parameters())
+    weights = bench.trainer.weights
     assert parameter.data_ptr() == weights.raw.data_ptr()
     assert not torch.equal(parameter, next(other.parameters()))
-    (destination, _ids) = worker._inbox.place_for(
-        say.Work(1, 0, [(0, 0, 1, 8)], [8], len(weights.bytes)), len(weights.bytes) + 64
+    (destination, _ids) = session._inbox.place_for(
+        say.Work(1, [(0, 0, 1, 8)], [8], len(weights.bytes)), len(weights.bytes) + 64
     )
     assert destination.obj is weights.bytes.obj
 
@@ -140,10 +142,10 @@ def test_an_error_in_the_users_code_is_reported_with_batch_file_and_line():
     def loss(model, batch):
         raise ValueError("bad batch")
 
-    worker, node, coordinator, _, _ = a_worker(make(loss=loss))
-    work, payload = work_for(worker, ids=torch.arange(16))
+    session, bench, coordinator, _, _ = a_node(make(loss=loss))
+    work, payload = work_for(bench, ids=torch.arange(16))
     coordinator.send(work, *payload)
-    worker.serve_next()
+    session.serve_next()
     failed = coordinator.wait()
     assert (failed.lease, failed.batch) == (1, 0)
     assert "ValueError: bad batch (test_connection.py:" in failed.problem
@@ -154,15 +156,15 @@ def test_a_node_whose_data_cannot_be_opened_says_so_and_can_still_be_streamed_to
     def missing():
         raise FileNotFoundError("images.bin")
 
-    *_, ready = a_worker(make(dataset=missing))
+    *_, ready = a_node(make(dataset=missing))
     assert ready.samples is None
     assert "images.bin" in ready.data_problem
 
 
 def test_weights_of_another_size_are_refused():
-    worker, _, _, _, _ = a_worker(make())
+    session, *_ = a_node(make())
     with pytest.raises(ProtocolError):
-        worker._inbox.place_for(say.Work(1, 0, [(0, 0, 1, 8)], [8], 1 << 40), 1 << 41)
+        session._inbox.place_for(say.Work(1, [(0, 0, 1, 8)], [8], 1 << 40), 1 << 41)
 
 
 def test_a_taken_port_is_explained():
@@ -198,35 +200,35 @@ def whole_update(coordinator, codec, layout):
 
 @pytest.mark.parametrize("codec", ["lz4", "zstd"])
 def test_an_update_in_parts_is_the_same_update(codec):
-    worker, node, coordinator, sink, _ = a_worker(make())
-    work, payload = work_for(worker, ids=torch.arange(16))
+    session, bench, coordinator, sink, _ = a_node(make())
+    work, payload = work_for(bench, ids=torch.arange(16))
     coordinator.send(work, *payload)
-    worker.serve_next()
+    session.serve_next()
     coordinator.wait()
     expected = bytes(sink.last)
     coordinator.send(msgspec.structs.replace(work, lease=2, reply_codec=codec), *payload)
-    worker.serve_next()
-    _, raw = whole_update(coordinator, codec, worker._trainer.layout)
+    session.serve_next()
+    _, raw = whole_update(coordinator, codec, bench.trainer.layout)
     assert raw.numpy().tobytes() == expected
 
 
 def test_lossy_updates_add_up_and_a_refused_one_is_made_good():
-    worker, node, coordinator, sink, _ = a_worker(make())
-    layout = worker._trainer.layout
-    work, payload = work_for(worker, ids=torch.arange(16))
+    session, bench, coordinator, sink, _ = a_node(make())
+    layout = bench.trainer.layout
+    work, payload = work_for(bench, ids=torch.arange(16))
     coordinator.send(work, *payload)
-    worker.serve_next()
+    session.serve_next()
     coordinator.wait()
     gradient = torch.frombuffer(bytearray(sink.last), dtype=torch.float32).double()
     received = []
     for refused in (0, 0, 1, 0):  # of four leases with the same gradient the second does not count
         coordinator.send(msgspec.structs.replace(work, reply_codec="int4", refused=refused), *payload)
-        worker.serve_next()
+        session.serve_next()
         received.append(whole_update(coordinator, "int4", layout)[1].view(torch.float32).double())
     coordinator.reader.sink = sink
-    worker.leave("enough")
+    session.leave("enough")
     with pytest.raises(Left):
-        worker.work()
+        session.work()
     assert coordinator.wait() == say.Leaving("enough")
     debt = torch.frombuffer(bytearray(sink.last), dtype=torch.float32).double()
     counted = received[0] + received[2] + received[3] + debt
@@ -238,19 +240,19 @@ def test_weights_come_whole_then_as_differences_and_forward_passes_do_not_distur
     job = make(
         model=lambda: torch.nn.Sequential(torch.nn.Linear(6, 300), torch.nn.BatchNorm1d(300), torch.nn.Linear(300, 3))
     )
-    worker, node, coordinator, _, _ = a_worker(job)
-    trainer = worker._trainer
+    session, bench, coordinator, _, _ = a_node(job)
+    trainer = bench.trainer
     layout, ids = trainer.layout, torch.arange(8).numpy().data.cast("B")
     versions = [Flat(layout, only_live=False) for _ in range(3)]
     for seed, version in enumerate(versions):
         bind(build_model(job, seed=seed), version, layout)
 
     def send(codecs, parts, is_whole):
-        work = say.Work(1, 0, [(0, 0, 1, 8)], [8], 0, weights_codecs=codecs, is_whole=is_whole)
+        work = say.Work(1, [(0, 0, 1, 8)], [8], 0, weights_codecs=codecs, is_whole=is_whole)
         coordinator.send(work, ids)
         for part in parts:
             coordinator.send(say.Part(), *part)
-        worker.serve_next()
+        session.serve_next()
         coordinator.wait()
 
     send(["zstd"], [encode(piece, "zstd", versions[0].raw) for piece in cut(layout, only_live=False)], is_whole=True)
@@ -263,17 +265,17 @@ def test_weights_come_whole_then_as_differences_and_forward_passes_do_not_distur
 
 
 def test_a_stop_between_parts_ends_a_node():
-    worker, node, coordinator, _, _ = a_worker(make())
-    coordinator.send(say.Work(1, 0, [(0, 0, 1, 8)], [8], 0, weights_codecs=["zstd"], is_whole=True), bytes(64))
+    session, bench, coordinator, _, _ = a_node(make())
+    coordinator.send(say.Work(1, [(0, 0, 1, 8)], [8], 0, weights_codecs=["zstd"], is_whole=True), bytes(64))
     coordinator.send(say.Stop("the run is over", 0))
-    assert worker.work() == say.Stop("the run is over", 0)
+    assert session.work() == say.Stop("the run is over", 0)
 
 
 def test_a_difference_to_nothing_is_refused():
-    worker, node, coordinator, _, _ = a_worker(make())
-    coordinator.send(say.Work(1, 0, [(0, 0, 1, 8)], [8], 0, weights_codecs=["zstd"]), bytes(64))
+    session, bench, coordinator, _, _ = a_node(make())
+    coordinator.send(say.Work(1, [(0, 0, 1, 8)], [8], 0, weights_codecs=["zstd"]), bytes(64))
     with pytest.raises(ProtocolError, match="never had"):
-        worker.work()
+        session.work()
 
 
 def test_a_small_message_leaves_in_one_system_call_and_a_large_payload_is_never_copied():

@@ -11,67 +11,62 @@ from torch import nn
 
 from tests.jobs import make, points
 from wide.codec.encoders import Encoders
-from wide.coordinator.choices import Choices
-from wide.coordinator.delivery import Delivery
-from wide.coordinator.events import GrantLease
-from wide.coordinator.feed import Feed
 from wide.coordinator.master import Master
-from wide.coordinator.peer import Peer
-from wide.coordinator.record import Record
-from wide.coordinator.switchboard import Switchboard
-from wide.coordinator.versions import Versions
+from wide.exchange.delivery import Assignment, Delivery
+from wide.exchange.feed import Feed
+from wide.exchange.link_codecs import LinkCodecs
+from wide.exchange.peer import Peer
+from wide.exchange.switchboard import Switchboard
+from wide.exchange.versions import Versions
 from wide.job.samples import Samples
 from wide.job.schedule import Schedule
-from wide.store.rundb import RunDb
-from wide.strategy.tree import Block
+from wide.telemetry.clock import REAL
 from wide.telemetry.link import Link
-from wide.telemetry.progress import Progress
 from wide.transport.connection import Connection
-from wide.transport.memory import pair
-from wide.transport.tcp import Listener
+from wide.transport.memory import MemoryHub, pair
 from wide.wire import messages as say
 
 
 class Desk:
     """A coordinator's outgoing half, and one peer at the end of a line in memory."""
 
-    def __init__(self, folder, compress):
+    def __init__(self, compress):
         job = make(dataset=lambda: points(400), model=lambda: nn.Linear(600, 400))
         schedule = Schedule(400, 8, 4, seed=0)
-        self.db, self.encoders = RunDb(folder / "run.db"), Encoders()
+        self.encoders = Encoders()
         self.master = Master(job, job.model(), seed=0)
-        nbytes = self.master.layout.live_nbytes
-        choices = Choices(compress, nbytes, Record(self.db, Progress(), schedule), self.encoders)
-        nobody = lambda *_: None  # noqa: E731
-        self.board = Switchboard(Listener("127.0.0.1", 0), nobody, nobody, nobody, nobody)
-        versions = Versions(self.master.weights, self.master.layout, self.encoders)
-        self.delivery = Delivery(versions, Feed(Samples(job, 0), schedule), choices, self.encoders, self.board)
+        codecs = LinkCodecs(compress, self.master.layout.live_nbytes, self.encoders, tell=lambda choice: None)
+        self.board = Switchboard(MemoryHub(lambda seconds, has_news: 0.0), lambda peer, why: None, REAL.now)
+        self.versions = Versions(self.master.weights, self.master.layout, self.encoders)
+        self.feed = Feed(Samples(job, 0), schedule)
+        self.delivery = Delivery(self.versions, self.feed, codecs, self.encoders, self.board)
         mine, theirs = pair()
-        self.peer = Peer(Connection(mine), "there", 0.0, node=1, is_working=True, has_data=True)
-        self.peer.up = self.peer.down = Link(1e6)
-        self.board.peers[1] = self.peer
-        choices.decide(self.peer, 0, now=1.0)
+        self.peer = Peer(Connection(mine), "there", 0.0, node=1, is_ready=True, has_data=True)
+        self.peer.link.up = self.peer.link.down = Link(1e6)
+        self.board.hub.register(mine, self.peer)
+        self.board.seat(self.peer)
+        codecs.decide(self.peer, 0, now=1.0)
         self.node = Connection(theirs, lambda message, nbytes: [memoryview(bytearray(nbytes))] if nbytes else [])
         self.node.reader.allow(self.node.reader.sink, 1 << 20, 1 << 30)
 
     def grant(self, lease, version):
-        self.delivery.deliver(self.peer, GrantLease(1, lease, Block(lease, lease + 1)), version, "local")
+        self.delivery.deliver(self.peer, Assignment(lease, lease, lease + 1, 0, version, "local"))
 
     def heard(self):
-        while self.peer.pending:
+        while self.peer.outgoing.pending:
             self.delivery.pump(self.peer)
         return [type(message) for message in self.node.poll()]
 
     def close(self):
         self.encoders.close()
-        self.delivery.feed.close()
+        self.feed.close()
+        self.node.close()
         self.board.close("the run is over", 0)
-        self.db.close()
 
 
 @pytest.fixture
-def desk(tmp_path, request):
-    with closing(Desk(tmp_path, request.param)) as desk:
+def desk(request):
+    with closing(Desk(request.param)) as desk:
         yield desk
 
 
@@ -87,13 +82,13 @@ def test_the_next_work_is_said_after_all_parts_of_the_one_before(desk):
 
 @pytest.mark.parametrize("desk", ["none"], indirect=True)
 def test_a_version_is_not_overwritten_while_it_may_still_be_on_its_way(desk):
-    desk.peer.pending.append((say.Part(), Future()))  # something is still to be sent before all that follows
+    desk.peer.outgoing.pending.append((say.Part(), Future()))  # something is still to be sent before all that follows
     for version in range(4):
         desk.grant(version + 1, version)
-    assert desk.peer.sending == {0, 1, 2, 3}
-    assert len(desk.delivery.versions._copies) == 4
-    desk.peer.pending.clear()
+    assert desk.peer.outgoing.sending == {0, 1, 2, 3}
+    assert len(desk.versions._copies) == 4
+    desk.peer.outgoing.pending.clear()
     with torch.no_grad():
         desk.master.weights.trainable[0].add_(1)
     desk.grant(5, version=4)
-    assert len(desk.delivery.versions._copies) == 1, "then its memory is used again"
+    assert len(desk.versions._copies) == 1, "then its memory is used again"

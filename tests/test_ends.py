@@ -13,6 +13,8 @@ import pytest
 from tests.processes import relatives, result_of, started, until, wide
 from tests.test_run import SLOW_LOSS, a_job
 
+pytestmark = pytest.mark.processes
+
 ENDLESS = "steps=10**9, loss=loss"
 
 

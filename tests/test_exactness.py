@@ -10,15 +10,15 @@ import torch
 from tests import plain
 from tests.jobs import EVERYTHING
 from wide.codec.batch import pack, unpack
-from wide.coordinator.events import MakeVersion, MergeUpdate
-from wide.coordinator.folds import SyncFold
+from wide.coordinator.events import MergeUpdate
 from wide.coordinator.master import Master
 from wide.job.model import build_model
 from wide.job.samples import Samples
 from wide.job.schedule import Schedule
 from wide.node.trainer import Place, Trainer
 from wide.store.weights import weights_sha256
-from wide.strategy.sync import OpenStep
+from wide.strategy.policy import Made
+from wide.strategy.synchronous import OpenStep, TreeFold
 from wide.strategy.tree import Block
 
 STEPS = 7  # more than two epochs of three steps
@@ -31,7 +31,7 @@ def in_a_pool(job, steps, nodes, seed, streamed=False):
     samples = Samples(job, job.seed)
     schedule = Schedule(len(samples), job.batch_size, job.batches_per_step, job.seed)
     master = Master(job, build_model(job, job.seed), job.seed)
-    fold = SyncFold(master, schedule)
+    fold = TreeFold(master, schedule)
     trainers = [Trainer(job, job.seed, torch.device("cpu")) for _ in range(nodes)]
     for number in range(steps):
         step = schedule.step(number)
@@ -50,15 +50,16 @@ def in_a_pool(job, steps, nodes, seed, streamed=False):
 
             places = [Place(number, block.first + i, n, n / step.samples) for i, n in enumerate(sizes)]
             flat, _ = trainer.compute(places, batch_at)
-            mine = master.take_buffer()
+            mine = master.spare.take()
             mine.raw.copy_(flat.raw)
             mine.touched = flat.touched
             trainer.release(flat)
             done.append((block, mine))
         chance.shuffle(done)
         for block, update in done:
-            fold.merge(MergeUpdate(1, Block(*(schedule.position(number) + at for at in block)), number + 1), update)
-        fold.make(MakeVersion(number, number + 1))
+            block = Block(*(schedule.position(number) + at for at in block))
+            fold.merge(MergeUpdate(1, 1, block, number + 1), update)
+        fold.make(Made(1.0), number + 1)
     return master.model
 
 

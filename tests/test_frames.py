@@ -11,9 +11,22 @@ from hypothesis import strategies as st
 
 from wide.errors import ProtocolError, VersionMismatch
 from wide.wire.frames import FIXED, MAGIC, Reader, encode, no_payload
-from wide.wire.messages import CODES, PROTOCOL, TYPES, Evaluated, Hello, Leaving, Stop, Update, Welcome
+from wide.wire.messages import (
+    CODES,
+    MOST_LOSS,
+    MOST_S,
+    PROTOCOL,
+    TYPES,
+    Evaluated,
+    Hello,
+    Leaving,
+    Stop,
+    Update,
+    Welcome,
+)
 
 HELLO = Hello("token", "node", "atlas", "lab", 1, "torch")
+SECONDS = ("compute_s", "codec_s", "network_s", "received_s", "distracted_s")
 
 
 def read(reader, data, step):
@@ -107,6 +120,22 @@ def test_what_is_not_allowed_is_refused_with_a_reason(data, reason):
     with pytest.raises(ProtocolError) as caught:
         read(Reader(no_payload), data, len(data))
     assert caught.value.reason == reason
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *((field, value) for field in SECONDS for value in (float("nan"), float("inf"), -1.0, 2 * MOST_S)),
+        *(("losses", [1.0, value]) for value in (float("nan"), float("inf"), float("-inf"), 2 * MOST_LOSS)),
+        *((field, value) for field in ("rss_bytes", "received_nbytes") for value in (-1, 2**63)),
+    ],
+)
+def test_numbers_that_no_machine_has_are_refused_where_they_are_read(field, value):
+    update = Update(7, [0.5, 0.25], b"\x03", 1.0, 0.0, 0.5, 1 << 33)
+    assert read(Reader(no_payload), encode(update), 100) == [update]
+    with pytest.raises(ProtocolError) as caught:
+        read(Reader(no_payload), encode(msgspec.structs.replace(update, **{field: value})), 100)
+    assert caught.value.reason == "bad header"
 
 
 def test_a_deeply_nested_header_is_refused_not_followed():

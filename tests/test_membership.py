@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 
 import pytest
 import torch
 
+from tests.front import Front
 from tests.jobs import make
 from tests.test_connection import CPU, two_ends
 from tests.test_state import a_pool, grants, join, kinds, with_a_slow_node
@@ -24,17 +26,19 @@ from wide.coordinator.events import (
     Ticked,
     UpdateArrived,
 )
-from wide.coordinator.patience import GONE_S, SILENT_S, exhausted, is_silent, owes_a_beat
-from wide.coordinator.peer import Peer
-from wide.coordinator.roster import Lease, Member
+from wide.coordinator.leases import Lease
+from wide.coordinator.roster import Member
 from wide.coordinator.state import Pool
 from wide.errors import ConnectionLost, Unreachable
+from wide.exchange import happenings as happened
+from wide.exchange.patience import GONE_S, SILENT_S
 from wide.job.schedule import Schedule
 from wide.node.greeting import Identity
 from wide.node.membership import Membership
 from wide.node.pulse import Pulse
+from wide.node.session import Left, Session
 from wide.node.trainer import Enough, Place, Trainer
-from wide.node.worker import Left, Worker
+from wide.node.workbench import Workbench
 from wide.strategy.tree import Block
 from wide.transport.connection import Connection
 from wide.wire import messages as say
@@ -200,40 +204,52 @@ def test_another_strategy_goes_on_where_one_stopped_in_the_middle_of_a_step():
         merged += [at for action in actions if isinstance(action, MergeUpdate) for at in range(*action.block)]
         queue += grants(actions)
     assert sorted(merged) == [9, 10, 14, 15, 16, 17, 18, 19]
-    assert pool.course.name == "sync"
+    assert pool.strategy.name == "sync"
 
 
 # ── two ends ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def a_peer():
-    node, coordinator, _ = two_ends()
-    return node, Peer(coordinator, "somewhere", 0.0, node=1, is_working=True)
+@pytest.fixture
+def front():
+    with contextlib.closing(Front()) as front:
+        yield front
 
 
-def test_a_peer_is_silent_after_three_beats_and_gone_after_a_minute():
-    node, peer = a_peer()
+def test_a_node_is_silent_after_three_beats_and_gone_after_a_minute(front):
+    node = front.member()
+    front.tick(110.0)
+    front.tick(110.0 + SILENT_S)
+    assert front.happened(happened.Silent) == []
+    front.tick(110.1 + SILENT_S)
+    front.tick(110.2 + SILENT_S)
+    assert front.happened(happened.Silent, happened.Left) == [happened.Silent(1, "atlas")], "it is told once"
     node.send(say.Alive())
-    peer.connection.receive()
-    assert not is_silent(peer, 10.0)
-    assert not is_silent(peer, 10.0 + SILENT_S)
-    assert is_silent(peer, 10.1 + SILENT_S)
-    assert exhausted(peer, 10.1 + SILENT_S) is None
-    assert exhausted(peer, 10.1 + GONE_S).exit_code == 75, "it may come again"
-    node.send(say.Alive())
-    peer.connection.receive()
-    assert not is_silent(peer, 90.0)
+    front.turn()
+    front.tick(150.0)
+    assert front.happened(happened.Heard, happened.Left) == [happened.Heard(1, "atlas")]
+    front.tick(150.0 + GONE_S)
+    assert front.happened(happened.Left) == []
+    front.tick(150.1 + GONE_S)
+    assert [left.node for left in front.happened(happened.Left)] == [1]
+    *_, goodbye = node.heard()
+    assert (type(goodbye), goodbye.exit_code) == (say.Stop, 75), "it may come again"
 
 
-def test_who_waits_for_work_is_told_that_somebody_is_there():
-    _, peer = a_peer()
-    assert owes_a_beat(peer, 5.0)
-    peer.connection.send(say.Alive())
-    assert not owes_a_beat(peer, 5.1)
-    assert not owes_a_beat(peer, 6.0)
-    assert owes_a_beat(peer, 6.2)
-    peer.sent[3] = None
-    assert not owes_a_beat(peer, 9.0), "whoever computes does not listen"
+def test_who_waits_for_work_is_told_that_somebody_is_there(front):
+    node = front.member()
+    front.tick(105.0)
+    node.heard()
+    front.tick(105.1)
+    front.tick(106.0)
+    assert node.heard() == []
+    front.tick(106.2)
+    assert node.heard() == [say.Alive()]
+    front.lease(1)
+    assert [type(message) for message in node.heard()] == [say.Work]
+    for now in (107.0, 109.0, 112.0):
+        front.tick(now)
+    assert node.heard() == [], "whoever computes does not listen"
 
 
 class Counting(Connection):
@@ -258,24 +274,26 @@ def test_a_node_that_computes_for_long_says_that_it_is_alive(monkeypatch):
 
 
 def at_work(strategy, batches, group=0):
-    """A worker that was given one lease of several batches; it is told to leave while it computes the third."""
+    """A node that was given one lease of several batches; it is told to leave while it computes the third."""
     job, asked = make(), []
 
     def loss(model, batch):
         asked.append(len(asked))
         if len(asked) == 3:
-            worker._leaving_why, worker._began_at = "it has to go", -1e9  # so long that the rest would take for ever
+            session.leave("it has to go")
+            session._began_at = -1e9  # so long that the rest would take for ever
         return torch.nn.functional.cross_entropy(model(batch[0]), batch[1])
 
     node, coordinator, sink = two_ends()
-    worker = Worker(node, make(loss=loss), say.Welcome(1, job.seed, "auto"), CPU)
-    coordinator.wait()
-    weights, ids = worker._trainer.weights.bytes, torch.arange(8 * batches)
-    stretches, sizes = [(0, 0, batches, 8 * batches)], [8] * batches
-    work = say.Work(1, 0, stretches, sizes, len(weights), strategy=strategy, group=group)
-    coordinator.send(work, weights, ids.numpy().data.cast("B"))
-    with pytest.raises(Left):
-        worker.work()
+    with contextlib.closing(Workbench(make(loss=loss), say.Welcome(1, job.seed, "auto"), CPU)) as bench:
+        session = Session(node, bench)
+        coordinator.wait()
+        weights, ids = bench.trainer.weights.bytes, torch.arange(8 * batches)
+        stretches, sizes = [(0, 0, batches, 8 * batches)], [8] * batches
+        work = say.Work(1, stretches, sizes, len(weights), strategy=strategy, group=group)
+        coordinator.send(work, weights, ids.numpy().data.cast("B"))
+        with pytest.raises(Left):
+            session.work()
     return coordinator.wait(), coordinator.wait()
 
 

@@ -6,18 +6,18 @@ import pytest
 import torch
 
 from tests.jobs import make
-from tests.test_connection import a_worker
+from tests.test_connection import a_node
 from wide.wire import messages as say
 
 
 @pytest.fixture(autouse=True)
 def looking_all_the_time(monkeypatch):
-    monkeypatch.setattr("wide.node.worker.LOOK_OFTEN_S", -1.0)
+    monkeypatch.setattr("wide.node.session.LOOK_OFTEN_S", -1.0)
 
 
 def work(lease, strategy, batches=2, weights=b"", group=1, first=0, **more):
     sizes = [8] * batches
-    message = say.Work(lease, 0, [(0, first, batches, 32)], sizes, len(weights), strategy=strategy, group=group, **more)
+    message = say.Work(lease, [(0, first, batches, 32)], sizes, len(weights), strategy=strategy, group=group, **more)
     ids = torch.arange(8 * batches).numpy().data.cast("B")
     return message, ([memoryview(weights)] if weights else []) + [ids]
 
@@ -36,63 +36,63 @@ def job():
 
 
 def test_local_leases_follow_each_other_and_each_delta_is_its_own():
-    worker, _, coordinator, sink, _ = a_worker(job())
-    start = bytes(worker._trainer.weights.bytes)
+    session, bench, coordinator, sink, _ = a_node(job())
+    start = bytes(bench.trainer.weights.bytes)
     send(coordinator, *work(1, "local", weights=start))
     send(coordinator, *work(2, "local"))  # it is there before the first is done
-    worker.serve_next()
+    session.serve_next()
     first, one = update(coordinator, sink)
-    worker.serve_next()
+    session.serve_next()
     second, two = update(coordinator, sink)
     assert (first.lease, second.lease) == (1, 2)
     assert one.abs().sum() > 0
     assert not torch.equal(one, two)
     moved = torch.frombuffer(bytearray(start), dtype=torch.float32) - one - two
-    assert torch.allclose(worker._trainer.bound.raw.view(torch.float32), moved, atol=1e-6)
+    assert torch.allclose(bench.trainer.bound.raw.view(torch.float32), moved, atol=1e-6)
 
 
 def test_new_weights_in_the_middle_of_a_lease_are_taken_at_once_and_are_no_part_of_the_delta():
-    worker, _, coordinator, sink, _ = a_worker(job())
-    start = bytes(worker._trainer.weights.bytes)
+    session, bench, coordinator, sink, _ = a_node(job())
+    start = bytes(bench.trainer.weights.bytes)
     elsewhere = torch.frombuffer(bytearray(start), dtype=torch.float32)
-    slots = worker._trainer.layout.trainable
+    slots = bench.trainer.layout.trainable
     for slot in slots:
         elsewhere[slot.offset // 4 : (slot.offset + slot.nbytes) // 4] += 3
     send(coordinator, *work(1, "local", weights=start))
     send(coordinator, *work(2, "local"))
-    worker.serve_next()
+    session.serve_next()
     update(coordinator, sink)
     send(coordinator, *work(3, "local", weights=elsewhere.numpy().tobytes()))  # the answer to the first update
-    worker.serve_next()
+    session.serve_next()
     _, second = update(coordinator, sink)
     assert second.abs().max() < 1
-    for view in worker._trainer.bound.trainable:
+    for view in bench.trainer.bound.trainable:
         assert view.min() > 1, "it has gone on from the new weights"
 
 
 def test_async_weights_wait_for_the_next_lease():
-    worker, _, coordinator, sink, _ = a_worker(job())
-    start = bytes(worker._trainer.weights.bytes)
+    session, bench, coordinator, sink, _ = a_node(job())
+    start = bytes(bench.trainer.weights.bytes)
     send(coordinator, *work(1, "async", weights=start))
-    worker.serve_next()
+    session.serve_next()
     _, one = update(coordinator, sink)
     send(coordinator, *work(2, "async"))
     send(coordinator, *work(3, "async", weights=bytes(len(start))))
-    worker.serve_next()
+    session.serve_next()
     _, two = update(coordinator, sink)
-    worker.serve_next()
+    session.serve_next()
     _, three = update(coordinator, sink)
     assert torch.equal(one, two), "the same batches, the same weights"
     assert not torch.equal(two, three)
 
 
 def test_a_node_can_change_its_strategy_with_every_lease():
-    worker, _, coordinator, sink, _ = a_worker(job())
-    start = bytes(worker._trainer.weights.bytes)
+    session, bench, coordinator, sink, _ = a_node(job())
+    start = bytes(bench.trainer.weights.bytes)
     seen = {}
     for lease, strategy in enumerate(("sync", "local", "sync", "async", "local", "sync"), start=1):
         send(coordinator, *work(lease, strategy, weights=start))
-        worker.serve_next()
+        session.serve_next()
         seen.setdefault(strategy, []).append(update(coordinator, sink)[1])
     assert torch.equal(seen["sync"][0], seen["sync"][1])
     assert torch.equal(seen["sync"][0], seen["sync"][2])
@@ -101,20 +101,20 @@ def test_a_node_can_change_its_strategy_with_every_lease():
 
 
 def test_a_stop_in_the_middle_of_a_lease_ends_a_node():
-    worker, _, coordinator, _, _ = a_worker(job())
-    send(coordinator, *work(1, "local", weights=bytes(worker._trainer.weights.bytes)))
+    session, bench, coordinator, _, _ = a_node(job())
+    send(coordinator, *work(1, "local", weights=bytes(bench.trainer.weights.bytes)))
     coordinator.send(say.Stop("the run is over", 0))
-    assert worker.work() == say.Stop("the run is over", 0)
+    assert session.work() == say.Stop("the run is over", 0)
 
 
 @pytest.mark.parametrize("strategy", ["sync", "async", "local"])
 def test_a_node_that_built_the_pools_weights_by_itself_need_not_be_sent_them(strategy):
     updates = []
     for weights in (True, False):
-        worker, _, coordinator, sink, ready = a_worker(job())
-        start = bytes(worker._trainer.weights.bytes)
-        assert ready.weights == worker._trainer.weights.fingerprint()
+        session, bench, coordinator, sink, ready = a_node(job())
+        start = bytes(bench.trainer.weights.bytes)
+        assert ready.weights == bench.trainer.weights.fingerprint()
         send(coordinator, *work(1, strategy, weights=start if weights else b""))
-        worker.serve_next()
+        session.serve_next()
         updates.append(update(coordinator, sink)[1])
     assert torch.equal(*updates)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from wide.coordinator.planning import is_better
-from wide.strategy.plan import Measured, Setting, Travel, forecast, plan
+from wide.strategy.description import Measured, Setting, Travel
+from wide.strategy.plan import forecast, plan
 
 SETTING = Setting(batches_per_step=16, busy_s=0.0005)
 

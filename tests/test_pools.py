@@ -14,6 +14,8 @@ from tests.processes import result_of, started, until, wide
 from tests.test_run import CONVNET, DIGITS, SLOW_LOSS, a_job
 from tests.test_serve import address_of, query, token_of
 
+pytestmark = pytest.mark.processes
+
 STRATEGIES = ("async", "local")
 
 

@@ -22,6 +22,8 @@ from tests.test_serve import query
 from wide.job.schedule import Schedule
 from wide.store.weights import weights_sha256
 
+pytestmark = pytest.mark.processes
+
 
 def quietly(job, folder, **options):
     return package.run(job, nodes=0, log="silent", out=folder, **options)
@@ -250,7 +252,7 @@ def test_checkpoints_without_their_ledger_are_not_begun_upon(tmp_path):
 
 
 def test_numbers_that_cannot_be_written_are_told_of_and_the_thread_lives(tmp_path, monkeypatch):
-    monkeypatch.setattr("wide.coordinator.keeper.CLOSING_S", 0.5)
+    monkeypatch.setattr("wide.coordinator.checkpoints.CLOSING_S", 0.5)
     job = make(
         model=lambda: torch.nn.Linear(6, 3).to(torch.complex128),
         loss=lambda model, batch: model(batch[0].to(torch.complex128)).abs().square().mean(),

@@ -15,6 +15,8 @@ import pytest
 from tests.processes import result_of, started, until, wide
 from tests.test_run import SLOW_LOSS, a_job
 
+pytestmark = pytest.mark.processes
+
 
 def address_of(process, run_dir):
     """Read the `wide join` line that serve prints."""

@@ -6,6 +6,8 @@ from wide.coordinator.events import (
     CloseStep,
     DropNode,
     EndRun,
+    EvaluationCaughtUp,
+    EvaluationFull,
     GrantLease,
     MakeVersion,
     MergeUpdate,
@@ -224,3 +226,12 @@ def test_unsound_numbers_are_never_merged():
 
 def test_a_request_to_stop_ends_the_run():
     assert kinds(a_pool().handle(StopRequested("SIGTERM"), 1.0)) == [SaveCheckpoint, EndRun]
+
+
+def test_nobody_is_given_work_while_too_many_weights_wait_to_be_evaluated():
+    pool = a_pool(batches_per_step=1, steps=None)
+    (grant,) = join(pool, 1)
+    assert pool.handle(EvaluationFull(), 1.0) == []
+    assert kinds(pool.handle(UpdateArrived(1, grant.lease), 2.0)) == [MergeUpdate, MakeVersion, CloseStep]
+    assert pool.handle(Ticked(), 3.0) == pool.handle(NodeJoined(2), 4.0) == []
+    assert {grant.node for grant in grants(pool.handle(EvaluationCaughtUp(), 5.0))} == {1}

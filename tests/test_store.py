@@ -17,8 +17,8 @@ from wide.errors import TrainingFailed, UsageError
 from wide.store import checkpoint
 from wide.store.checkpoint import Checkpoint
 from wide.store.lock import FolderLock
-from wide.store.nest import Packing, unpack
 from wide.store.rundb import RunDb
+from wide.store.state_dict import Packing, unpack
 
 
 @pytest.fixture(autouse=True)

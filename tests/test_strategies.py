@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 from itertools import pairwise
+from typing import get_args
 
 import msgspec
 import pytest
@@ -12,18 +14,24 @@ import torch
 from torch import nn
 
 from tests.jobs import make, points
-from wide.coordinator.events import MakeVersion, MergeUpdate
-from wide.coordinator.folds import FOLDS
+from wide.codec.choose import ROLES
+from wide.config import Strategy as Wish
+from wide.coordinator.events import MergeUpdate
 from wide.coordinator.master import Master
 from wide.job.model import build_model
 from wide.job.samples import Samples
 from wide.job.schedule import Schedule
-from wide.node.local import LocalTraining
-from wide.node.passes import Passes
+from wide.node.fused import Fused
+from wide.node.local import OwnSteps
 from wide.node.trainer import Place, Trainer
+from wide.node.training import TRAININGS, Training
+from wide.strategy.catalogue import EXACT, MEASURES, STRATEGIES
 from wide.strategy.delayed import Delayed
+from wide.strategy.description import Measured, Setting, Stage, Strategy, Travel
+from wide.strategy.fold import Fold
 from wide.strategy.line import Line
 from wide.strategy.outer import Nesterov, Outer, momentum_for
+from wide.strategy.policy import Made, Policy
 from wide.strategy.rounds import may_close, usual_s
 from wide.strategy.tree import Block
 
@@ -115,9 +123,9 @@ class Bench:
         self.job, self.samples = job, Samples(job, job.seed)
         self.schedule = Schedule(len(self.samples), job.batch_size, job.batches_per_step, job.seed)
         self.master = Master(job, build_model(job, job.seed), job.seed)
-        self.fold = FOLDS[strategy](self.master, self.schedule)
+        self.fold = STRATEGIES[strategy].fold(self.master, self.schedule, None)
         self.trainers = [Trainer(job, job.seed, CPU) for _ in range(nodes)]
-        self.locals = [LocalTraining(job, t, Passes(t), job.seed) for t in self.trainers]
+        self.locals = [OwnSteps(job, t, Fused(t), job.seed) for t in self.trainers]
         for trainer, local in zip(self.trainers, self.locals, strict=True):
             trainer.keep_versions()
             self.give(trainer)
@@ -144,7 +152,7 @@ class Bench:
         return [Place(step.number, batch, n, n / step.samples) for step, batch, n in items], batch_at
 
     def taken(self, flat, trainer):
-        mine = self.master.take_buffer()
+        mine = self.master.spare.take()
         mine.raw.copy_(flat.raw)
         mine.touched = flat.touched
         trainer.release(flat)
@@ -162,7 +170,7 @@ class Bench:
         return self.taken(self.locals[node].delta(), self.trainers[node])
 
     def merge(self, block, update):
-        self.fold.merge(MergeUpdate(1, block, 1), update)
+        self.fold.merge(MergeUpdate(1, 1, block, 1), update)
 
     def weights(self):
         return torch.cat([view.reshape(-1).double() for view in self.master.weights.trainable])
@@ -176,7 +184,7 @@ def synchronous(job, steps):
         first = bench.schedule.position(number)
         block = Block(first, first + bench.schedule.step(number).batches)
         bench.merge(block, bench.gradient(0, block))
-        bench.fold.make(MakeVersion(number, number + 1))
+        bench.fold.make(Made(1.0), number + 1)
     return bench
 
 
@@ -204,7 +212,7 @@ def test_local_training_on_one_node_is_plain_training(name, length):
     for first in range(0, steps, length):
         block = Block(bench.schedule.position(first), bench.schedule.position(first + length))
         bench.merge(block, bench.delta(0, block, job.batches_per_step))
-        bench.fold.make(MakeVersion(first, first + length, length=1))
+        bench.fold.make(Made(float(length), length=1), first + length)
     assert torch.allclose(bench.weights(), expected.weights(), atol=1e-6)
     for ours, theirs in zip(bench.master.weights.averaged, expected.master.weights.averaged, strict=True):
         assert torch.allclose(ours, theirs, atol=1e-6)
@@ -219,7 +227,7 @@ def test_data_parallel_training_is_local_training_with_rounds_of_one_step():
         blocks = [Block(first + i, first + i + 1) for i in range(nodes)]
         for block, update in [(block, bench.delta(node, block, 1)) for node, block in enumerate(blocks)]:
             bench.merge(block, update)
-        bench.fold.make(MakeVersion(number, number + 1, length=1))
+        bench.fold.make(Made(1.0, length=1), number + 1)
     assert torch.allclose(bench.weights(), expected.weights(), atol=1e-6)
 
 
@@ -232,7 +240,7 @@ def test_equal_nodes_with_equal_batches_are_one_node():
         for update in [three.delta(node, block, 2) for node in range(3)]:
             three.merge(block, update)
         for bench in (one, three):
-            bench.fold.make(MakeVersion(number, number + 1, length=2))
+            bench.fold.make(Made(1.0, length=2), number + 1)
     assert torch.allclose(one.weights(), three.weights(), atol=1e-6)
 
 
@@ -254,7 +262,8 @@ def test_async_without_staleness_is_syncs_mathematics(name):
         chance.shuffle(updates)
         for i, (block, update) in enumerate(updates):
             bench.merge(block, update)
-            bench.fold.make(MakeVersion(0, number + 1, is_step=i == len(updates) - 1))
+            is_step = i == len(updates) - 1
+            bench.fold.make(Made(float(is_step), is_step=is_step), number + 1)
     assert torch.allclose(bench.weights(), expected.weights(), atol=1e-6)
 
 
@@ -264,7 +273,7 @@ def test_async_with_sgd_moves_the_weights_as_soon_as_a_gradient_arrives():
     bench.merge(Block(0, 1), bench.gradient(0, Block(0, 1)))
     moved = bench.weights()
     assert not torch.equal(moved, before)
-    bench.fold.settle()
+    bench.fold.bring_back()
     assert torch.equal(bench.weights(), before), "but whoever looks at them sees whole steps"
 
 
@@ -294,7 +303,7 @@ def numbers(flat):
 
 def test_the_line_hands_out_every_batch_once_and_reports_steps_in_their_order():
     chance, schedule = random.Random(3), Schedule(100, 3, 4, seed=0)  # 34 batches an epoch, steps of 4, the last of 2
-    line, out, merged, closed = Line(schedule, 0, 12), [], [], []
+    line, out, merged, closed = Line(Stage(schedule, 0, 12)), [], [], []
     while not line.is_complete:
         if line.free and (not out or chance.random() < 0.5):
             out.append(line.cut(chance.randint(1, 9)))
@@ -310,7 +319,7 @@ def test_the_line_hands_out_every_batch_once_and_reports_steps_in_their_order():
 
 
 def test_a_line_can_end_at_the_next_step():
-    line = Line(Schedule(100, 1, 10, seed=0), 0, None)
+    line = Line(Stage(Schedule(100, 1, 10, seed=0), 0, None))
     line.cut(13)
     assert line.end_soon() == 2
     assert line.free == 7
@@ -334,16 +343,57 @@ def test_the_grace_window_follows_the_nodes_not_a_fixed_timeout():
     assert usual_s([1.0, 2.0, 3.0, 4.0, 5.0]) == 3.0 + 4 * 1.0
 
 
+# ── the catalogue ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def questions(protocol):
+    """What whoever follows this protocol must be able to answer."""
+    asked = {name for name in vars(protocol) if not name.startswith("_")} | protocol.__annotations__.keys()
+    assert asked
+    return asked
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_the_description_of_a_strategy_is_complete(name):
+    strategy, bench = STRATEGIES[name], Bench(JOBS["sgd"], name, 1)
+    assert strategy.name == name
+    assert strategy.why
+    assert all(getattr(strategy, field.name) is not None for field in dataclasses.fields(Strategy))
+    assert strategy.update_role in ROLES
+    assert 0 <= strategy.is_enough <= 1, "else no plan could end in it"
+    assert 0 < strategy.memory < 1
+    assert strategy.most_stale >= 0
+    policy = strategy.policy(Stage(bench.schedule, 0, 3))
+    assert [question for question in questions(Policy) if not hasattr(policy, question)] == []
+    assert [question for question in questions(Fold) if not hasattr(bench.fold, question)] == []
+    nodes = [Measured(1, "atlas", 40.0, {}), Measured(2, "bee", 10.0, {})]
+    assert 0 < strategy.forecast(nodes, [Travel(0.1, 0.1)] * 2, Setting(4, 0.001)) <= 50.0
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_node_knows_how_to_train_in_every_strategy(name):
+    assert TRAININGS.keys() == STRATEGIES.keys()
+    job = make()
+    trainer = Trainer(job, job.seed, CPU)
+    training = TRAININGS[name](job, trainer, Fused(trainer))
+    assert [question for question in questions(Training) if not hasattr(training, question)] == []
+
+
+def test_a_user_can_ask_for_every_strategy_or_for_whichever_is_best():
+    assert set(get_args(Wish)) == {*STRATEGIES, "auto"}
+    assert {EXACT.name, MEASURES.name} <= STRATEGIES.keys()
+
+
 # ── several batches in one pass ──────────────────────────────────────────────────────────────────────────────────
 
 
-def passes_for(job, count=8, times=12):
+def fused_for(job, count=8, times=12):
     bench = Bench(job, "async", 1)
     trainer = bench.trainers[0]
-    passes = Passes(trainer)
+    fused = Fused(trainer)
     places, batch_at = bench.lease(Block(0, count))
     for _ in range(times):
-        total, losses = passes.sum(places, batch_at)
+        total, losses = fused.sum(places, batch_at)
         expected, separate = trainer.sum(places, batch_at)
         for ours, theirs in zip(total.trainable, expected.trainable, strict=True):
             assert torch.allclose(ours, theirs, atol=1e-5)
@@ -351,7 +401,7 @@ def passes_for(job, count=8, times=12):
         assert math.isclose(sum(losses), sum(separate), rel_tol=1e-4)
         trainer.release(total)
         trainer.release(expected)
-    return passes
+    return fused
 
 
 def wide_model():
@@ -359,8 +409,8 @@ def wide_model():
 
 
 def test_batches_in_one_pass_give_the_same_gradient(monkeypatch):
-    monkeypatch.setattr("wide.node.passes.GAIN", 0.0)  # quicker or not
-    assert passes_for(make(model=wide_model, batches_per_step=8)).width > 1
+    monkeypatch.setattr("wide.node.fused.GAIN", 0.0)  # quicker or not
+    assert fused_for(make(model=wide_model, batches_per_step=8)).width > 1
 
 
 @pytest.mark.parametrize(
@@ -377,5 +427,5 @@ def test_batches_in_one_pass_give_the_same_gradient(monkeypatch):
     ids=["dropout", "batchnorm", "batchnorm without buffers", "a sum", "samples compared with each other"],
 )
 def test_what_would_not_be_the_same_mathematics_is_never_put_together(monkeypatch, changes):
-    monkeypatch.setattr("wide.node.passes.GAIN", 0.0)
-    assert passes_for(make(batches_per_step=8, **changes)).width == 1
+    monkeypatch.setattr("wide.node.fused.GAIN", 0.0)
+    assert fused_for(make(batches_per_step=8, **changes)).width == 1

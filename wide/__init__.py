@@ -2,18 +2,64 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
+from wide.errors import (
+    Interrupted,
+    NotYet,
+    Refused,
+    TrainingFailed,
+    Unreachable,
+    UsageError,
+    VersionMismatch,
+    WideError,
+)
 from wide.job import Job, supervised
+from wide.launch.result import Result
 
 if TYPE_CHECKING:
-    from wide.launch.result import Result
+    from pathlib import Path
 
-__all__ = ["Job", "run", "supervised"]
+    from wide.config import Compress, Data, Log, Sockets, Strategy
+
+__all__ = [
+    "Interrupted",
+    "Job",
+    "NotYet",
+    "Refused",
+    "Result",
+    "TrainingFailed",
+    "Unreachable",
+    "UsageError",
+    "VersionMismatch",
+    "WideError",
+    "run",
+    "supervised",
+]
 __version__ = "0.1.0"
 
 
-def run(job: Job, **options: Any) -> Result:
+class RunOptions(TypedDict, total=False):
+    """What `wide.run` takes besides the job: the options of the command `wide run`, None for what is not given."""
+
+    nodes: int | None
+    strategy: Strategy | None
+    steps: int | None
+    epochs: float | None
+    seconds: float | None
+    seed: int | None
+    out: Path | str | None
+    resume: Path | str | None
+    checkpoint_every: float | None
+    keep: int | None
+    data: Data | None
+    compress: Compress | None
+    log: Log | None
+    device: str | None
+    socket: Sockets | str | None
+
+
+def run(job: Job, **options: Unpack[RunOptions]) -> Result:
     """Train `job` on this machine and return the result; the options are those of the command `wide run`."""
     from wide.launch.local import run_job  # what trains is loaded when it is needed, not by `import wide`
 

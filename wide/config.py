@@ -52,6 +52,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     port: int = 0
     insecure: bool = False
     socket: Sockets = Sockets()
+    only_plans: bool = False  # train only until it is known how this pool should train
 
     @property
     def codecs(self) -> Compress:

@@ -84,8 +84,8 @@ def _parser() -> argparse.ArgumentParser:
     join.add_argument("--job", metavar="FILE", required=True, help="the same job file that the pool trains")
     join.add_argument("--token-file", metavar="FILE", help="read the pool's token from here (or set WIDE_TOKEN)")
     join.add_argument("--name", help="how this machine is called in the pool (default: its host name)")
-    join.add_argument("--device", default="auto", help="auto, cpu, cuda:0, mps")
-    join.add_argument("--log", choices=("silent", "normal", "verbose"), default="normal")
+    join.add_argument("--device", metavar="auto|cpu|cuda:0|mps", help="where to compute (default: auto)")
+    join.add_argument("--log", metavar="silent|normal|verbose", help="how much is said on stderr (default: normal)")
     join.add_argument("--socket", metavar="KEY=VALUE,…", help=SOCKET_HELP)
     join.add_argument(
         "--retry",
@@ -173,8 +173,9 @@ def _report(result: Any, as_json: bool, options: Options) -> None:
 def _join(arguments: argparse.Namespace) -> int:
     from wide.launch.join import RETRY_S, Joining, join
 
-    environ = {"WIDE_SOCKET": os.environ.get("WIDE_SOCKET", "")}  # a node has no other options of a run
-    sockets = resolve({"socket": arguments.socket}, environ).socket
+    given = {name: getattr(arguments, name) for name in ("device", "log", "socket")}
+    environ = {name: os.environ.get(name, "") for name in ("WIDE_DEVICE", "WIDE_LOG", "WIDE_SOCKET")}
+    options = resolve(given, environ)  # a node has no other options of a run
     try:
         retry_s = float(arguments.retry) if arguments.retry is not None else RETRY_S
     except ValueError:
@@ -185,9 +186,9 @@ def _join(arguments: argparse.Namespace) -> int:
             arguments.job,
             arguments.token_file,
             arguments.name,
-            arguments.device,
-            arguments.log,
-            sockets,
+            options.device,
+            options.log,
+            options.socket,
             retry_s,
         )
     )

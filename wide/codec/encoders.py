@@ -23,34 +23,35 @@ Encode = Callable[[Piece], Buffers]
 
 
 class Encoders:
-    """A pool of threads that starts none before it needs one."""
+    """A pool of threads that starts none before it needs one; without threads all is done at once."""
 
-    def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="encoder")
+    def __init__(self, threads: int = THREADS) -> None:
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="encoder") if threads else None
 
     def in_order(self, name: str, encode: Encode, pieces: list[Piece]) -> Iterator[Buffers]:
         """The pieces' encodings, each when it is asked for; those of the next pieces may be in the making."""
-        if name not in THREADED or len(pieces) == 1:
+        if self._threads is None or name not in THREADED or len(pieces) == 1:
             yield from map(encode, pieces)
         else:
             yield from self._threads.map(encode, pieces)
 
     def begin(self, name: str, encode: Encode, pieces: list[Piece]) -> list[Future[Buffers]]:
         """The same for a loop that must not wait: all of them, now or later."""
-        if name in THREADED or len(pieces) > AT_ONCE:
+        if self._threads is not None and (name in THREADED or len(pieces) > AT_ONCE):
             return [self._threads.submit(encode, piece) for piece in pieces]
         return [done(encode(piece)) for piece in pieces]
 
     def submit(self, task: Callable[..., T], *arguments: object) -> Future[T]:
         """Anything else that should not hold up a loop."""
-        return self._threads.submit(task, *arguments)
+        return self._threads.submit(task, *arguments) if self._threads is not None else done(task(*arguments))
 
     def close(self) -> None:
-        self._threads.shutdown(cancel_futures=True)
+        if self._threads is not None:
+            self._threads.shutdown(cancel_futures=True)
 
 
-def done(data: Buffers) -> Future[Buffers]:
+def done(data: T) -> Future[T]:
     """As if a thread had made it."""
-    future: Future[Buffers] = Future()
+    future: Future[T] = Future()
     future.set_result(data)
     return future

@@ -82,21 +82,21 @@ class Flat:
         self.kept = [_view(self.raw, slot) for slot in layout.kept]
         self.frozen = [] if only_live else [_view(self.raw, slot) for slot in layout.frozen]
         self.sums = [_lean(run) for run in _runs(self.raw, [*layout.trainable, *layout.averaged])]  # all that is added
-        self.gradient_runs = [_lean(run) for run in _runs(self.raw, layout.trainable)]
         self.averaged_runs = _runs(self.raw, layout.averaged)
         self.buffers_raw = self.raw[layout.buffers_start : layout.live_nbytes]
         self.kept_raw = self.raw[layout.kept_start : layout.live_nbytes]
         self.touched = 0  # bit i: trainable tensor i has had a gradient
+        self.is_spare = False  # nobody uses it (spare.py)
         self.bytes = self.raw.numpy().data if self.raw.device.type == "cpu" else memoryview(b"")
 
     def fingerprint(self) -> str:
         return hashlib.sha256(self.raw.cpu().numpy().data).hexdigest()
 
     def is_finite(self) -> bool:
-        """No NaN and no Inf among the gradients; a sum of squares that overflows counts as Inf."""
+        """No NaN and no Inf in all that will be added up; a sum of squares that overflows counts as Inf."""
         return all(
             math.isfinite(np.vdot(run, run)) if isinstance(run, np.ndarray) else bool(torch.isfinite(run).all())
-            for run in self.gradient_runs
+            for run in self.sums
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -28,6 +29,9 @@ class Speed(NamedTuple):
     decode_bytes_per_s: float
     encode_call_s: float
     decode_call_s: float
+
+
+Trial = Callable[[tuple[str, ...], Bytes, int, Floats], dict[str, Speed]]  # `measure`, or what stands for it
 
 
 # Until something is measured: a gradient and a step of SGD on the machine of docs/findings.md.

@@ -7,40 +7,45 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
 from wide.codec.layout import Flat
-from wide.coordinator.record import Record
-from wide.errors import TrainingFailed
-from wide.wire.messages import Evaluate, Evaluated
 
 BACKLOG_NBYTES = 512 << 20
 
-Send = Callable[..., None]
+Send = Callable[[int, int, memoryview], None]  # epoch, step, weights
+
+
+class Asked(NamedTuple):
+    """The weights after a step, to be evaluated."""
+
+    epoch: int
+    step: int
+    weights: memoryview
 
 
 class Evaluation:
-    """What waits for the evaluator. Without an evaluate() in the job nothing is ever asked."""
+    """What waits for the evaluator, which is asked by `send` once it is there. If nobody is wanted to evaluate, nothing
+    is ever asked.
+    """
 
-    def __init__(self, record: Record, is_wanted: bool) -> None:
-        self._record = record
-        self._is_wanted = is_wanted
-        self._send: Send | None = None
-        self._waiting: deque[tuple[Evaluate, memoryview]] = deque()
-        self._asked: Evaluate | None = None
+    def __init__(self, is_wanted: bool, send: Send) -> None:
+        self._is_wanted, self._send = is_wanted, send
+        self._waiting: deque[Asked] = deque()
+        self._is_here = self._is_asked = False
 
     @property
     def is_busy(self) -> bool:
-        return bool(self._waiting) or self._asked is not None
+        return bool(self._waiting) or self._is_asked
 
     @property
     def is_full(self) -> bool:
-        return sum(len(weights) for _, weights in self._waiting) > BACKLOG_NBYTES
+        return sum(len(asked.weights) for asked in self._waiting) > BACKLOG_NBYTES
 
     def ask(self, epoch: int, step: int, weights: Flat) -> None:
         """Remember the weights as they are now; evaluate them when the evaluator has time."""
         if self._is_wanted:
-            copy = weights.raw.clone().numpy().data
-            self._waiting.append((Evaluate(epoch, step, len(copy)), copy))
+            self._waiting.append(Asked(epoch, step, weights.raw.clone().numpy().data))
             self._next()
 
     def hurry(self) -> None:
@@ -48,19 +53,16 @@ class Evaluation:
         while len(self._waiting) > 1:
             self._waiting.popleft()
 
-    def joined(self, send: Send) -> None:
-        self._send = send
+    def ready(self) -> None:
+        """The evaluator is here."""
+        self._is_here = True
         self._next()
 
-    def heard(self, evaluated: Evaluated) -> None:
-        self._asked = None
-        self._record.evaluated(evaluated.epoch, evaluated.step, evaluated.metrics)
+    def answered(self) -> None:
+        self._is_asked = False
         self._next()
-
-    def lost(self, why: str) -> None:
-        raise TrainingFailed(f"the evaluating process ended: {why}")
 
     def _next(self) -> None:
-        if self._send is not None and self._asked is None and self._waiting:
-            self._asked, weights = self._waiting.popleft()
-            self._send(self._asked, weights)
+        if self._is_here and not self._is_asked and self._waiting:
+            self._is_asked = True
+            self._send(*self._waiting.popleft())

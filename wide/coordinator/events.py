@@ -6,6 +6,7 @@ import math
 
 import msgspec
 
+from wide.strategy.policy import Made
 from wide.strategy.tree import Block
 
 
@@ -14,7 +15,11 @@ class Event(msgspec.Struct, frozen=True, gc=False):
 
 
 class NodeJoined(Event, frozen=True):
+    """It can be given work. It runs on this machine, which has so many cores for nodes; "": nobody knows."""
+
     node: int
+    machine: str = ""
+    cores: int = 0
 
 
 class NodeLeft(Event, frozen=True):
@@ -69,6 +74,14 @@ class StrategyChosen(Event, frozen=True):
     strategy: str
 
 
+class EvaluationFull(Event, frozen=True):
+    """So many weights wait to be evaluated that there is no room for more."""
+
+
+class EvaluationCaughtUp(Event, frozen=True):
+    """There is room again."""
+
+
 class RunFailed(Event, frozen=True):
     """Training cannot go on: its loss is far above where it began, or something broke beside it."""
 
@@ -104,20 +117,25 @@ class Action(msgspec.Struct, frozen=True, gc=False):
 
 
 class GrantLease(Action, frozen=True):
-    """`block` are positions in the run; `group` batches make one step on the node (0: their gradient is wanted)."""
+    """`block` are positions in the run; `group` batches make one step on the node (0: their gradient is wanted). It is
+    to be computed with `version` of the weights, as `strategy` says.
+    """
 
     node: int
     lease: int
     block: Block
-    group: int = 0
+    group: int
+    version: int
+    strategy: str
 
 
 class MergeUpdate(Action, frozen=True):
-    """The update that just arrived counts, `discount` times, and will be part of `version`. Since its node was given
+    """The update for this lease counts, `discount` times, and will be part of `version`. Since its node was given
     weights, these have made `staleness` steps.
     """
 
     node: int
+    lease: int
     block: Block
     version: int
     discount: float = 1.0
@@ -125,30 +143,26 @@ class MergeUpdate(Action, frozen=True):
 
 
 class RejectUpdate(Action, frozen=True):
-    """The update that just arrived does not count."""
+    """What this node said about this lease does not count."""
 
     node: int
+    lease: int
     reason: str
     detail: str
 
 
 class MakeVersion(Action, frozen=True):
-    """Fold what was merged since the last version into it: then `steps` steps' worth of batches are in the weights. If
-    nodes make steps of their own, each has made `length` of them. If there is not a step's worth (`is_step`), only what
-    need not wait for it.
-    """
+    """Fold what was merged since `version` into the next one, after which `steps` steps' worth are in the weights."""
 
     version: int
+    made: Made
     steps: int
-    length: int = 1
-    is_step: bool = True
 
 
 class CloseStep(Action, frozen=True):
-    """All batches of the step are merged; in `sync` they were numbered within it."""
+    """All batches of the step are merged."""
 
     step: int
-    is_sync: bool = True
 
 
 class ChangeStrategy(Action, frozen=True):
@@ -161,7 +175,6 @@ class SaveCheckpoint(Action, frozen=True):
     """The weights are just what whole versions have made of them: keep them, and where the run is."""
 
     position: Position
-    is_last: bool = False
 
 
 class DropNode(Action, frozen=True):
@@ -170,8 +183,13 @@ class DropNode(Action, frozen=True):
 
 
 class EndRun(Action, frozen=True):
-    """Training is over; `failure` says in one line why it failed, if it did."""
+    """Training is over; `failure` says in one line why it failed, if it did. `hurries`: its time was limited."""
 
     why: str
     failure: str = ""
     details: str = ""
+    hurries: bool = False
+
+
+ACTIONS: tuple[type[Action], ...] = tuple(Action.__subclasses__())
+EVENTS: tuple[type[Event], ...] = tuple(Event.__subclasses__())

@@ -1,21 +1,24 @@
 """The model that is being trained: the one true copy of its weights, and its optimizer. Knows no sockets, no time.
 
-How updates become a version is its fold's (folds.py).
+How updates become a version is the strategy's fold.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 
-from wide.codec.layout import Flat, Layout, bind, join
+from wide.codec.layout import Flat, Layout, bind, join, scale
+from wide.codec.spare import Spare
 from wide.errors import TrainingFailed
 from wide.job.definition import Job
 from wide.job.descent import Descent
 
 
 class Master:
-    """The weights, and spare room for updates."""
+    """The weights, and what is done to them."""
 
     def __init__(self, job: Job, model: nn.Module, seed: int) -> None:
         self.model = model.cpu().train()
@@ -25,34 +28,44 @@ class Master:
         self.weights = Flat(self.layout, only_live=False)
         bind(model, self.weights, self.layout)
         self.descent = Descent(job, model, [slot.name for slot in self.layout.trainable], seed)
-        self._spare: list[Flat] = []
-        self._settled: Flat | None = None
+        self.spare = Spare(self.layout)
+        self.release = self.spare.give
+        self._owed: Flat | None = None
 
-    def take_buffer(self) -> Flat:
-        """Room for one update; a fold takes it over, `release` gives it back unused."""
-        return self._spare.pop() if self._spare else Flat(self.layout, only_live=True)
+    @property
+    def trainable(self) -> Sequence[torch.Tensor]:
+        return self.weights.trainable
 
-    def release(self, flat: Flat) -> None:
-        self._spare.append(flat)
+    @property
+    def named_views(self) -> list[tuple[str, torch.Tensor]]:
+        """All tensors of the model by their names, as views into the weights."""
+        views = [*self.weights.trainable, *self.weights.averaged, *self.weights.kept, *self.weights.frozen]
+        return [(slot.name, view) for slot, view in zip(self.layout.slots, views, strict=True)]
 
     def join(self, left: Flat, right: Flat) -> Flat:
         join(left, right)
-        self.release(right)
+        self.spare.give(right)
         return left
 
-    def settle(self, debt: Flat) -> None:
+    def scale(self, update: Flat, factor: float) -> None:
+        scale(update, factor)
+
+    def owe(self, debt: Flat, weight: float) -> None:
         """What a codec had left out of earlier updates, from a node that is leaving: part of the next version."""
+        scale(debt, weight)
         debt.touched = sum(1 << i for i, owed in enumerate(debt.trainable) if owed.any())
-        self._settled = debt if self._settled is None else self.join(self._settled, debt)
+        self._owed = debt if self._owed is None else self.join(self._owed, debt)
 
     def forget_debts(self) -> None:
-        self._settled = None
+        if self._owed is not None:
+            self.spare.give(self._owed)
+            self._owed = None
 
     def with_debts(self, total: Flat) -> Flat:
         """A version's update, and what those owed who have left."""
-        if self._settled is not None:
-            self.join(total, self._settled)
-            self._settled = None
+        if self._owed is not None:
+            self.join(total, self._owed)
+            self._owed = None
         return total
 
     def descend(self, total: Flat, steps: int) -> None:

@@ -1,4 +1,4 @@
-"""What a pool measures about itself, and the plan that follows. Knows peers and their codecs; carries nothing out.
+"""What a pool's picture says about how it should train. Reads snapshots; carries nothing out.
 
 `--strategy auto` asks for a plan when all nodes were measured, and now and then again; `wide plan` asks once.
 """
@@ -10,12 +10,14 @@ from typing import Any
 
 import msgspec
 
-from wide.coordinator.choices import Choices
-from wide.coordinator.peer import Peer
-from wide.coordinator.record import Record
+from wide.coordinator.events import Event, StopRequested, StrategyChosen
 from wide.errors import NotYet
-from wide.strategy.plan import Measured, Plan, Setting, plan
+from wide.job.schedule import Schedule
+from wide.strategy.catalogue import EXACT
+from wide.strategy.description import Measured, Setting, Travel
+from wide.strategy.plan import Plan, plan
 from wide.telemetry.log import log
+from wide.telemetry.snapshot import Snapshot
 
 LEAST_UPDATES = 3  # of a node, until its speed is known
 LEAST_S = 2.0
@@ -24,50 +26,65 @@ DRIFT = 1.25  # another strategy must be so much quicker, before a pool changes
 
 
 class Planner:
-    """`busy` tells how long the coordinator's loop has been busy, all in all, and with how many updates."""
+    """Looks at snapshots as they are made. `tell` writes down what was found, if that is news. If it only plans, the
+    run is over with the first plan, and `words` are that.
+    """
 
-    def __init__(self, choices: Choices, record: Record, busy: Callable[[], tuple[float, int]]) -> None:
-        self._choices, self._record, self._busy = choices, record, busy
-        self._told: Plan | None = None
+    def __init__(
+        self, schedule: Schedule, live_nbytes: int, tell: Callable[[int, str, str, str], None], only_plans: bool
+    ) -> None:
+        self._schedule, self._live_nbytes, self._tell, self._only_plans = schedule, live_nbytes, tell, only_plans
+        self._told = ""
         self._began_at: float | None = None
-        self._planned_at = 0.0
+        self._planned_at = -AGAIN_S
+        self.words = ""
 
-    def due(self, peers: list[Peer], now: float) -> Plan | None:
-        """A plan, when it is time for one."""
-        if self._began_at is None and peers:
+    def look(self, snapshot: Snapshot, now: float) -> Event | None:
+        """What should be done about it, when it is time for that."""
+        if self._began_at is None and snapshot.nodes:
             self._began_at = now
         if self._began_at is None or now - self._began_at < LEAST_S or now - self._planned_at < AGAIN_S:
             return None
-        found = self.now(peers)
-        self._planned_at = now if found is not None else self._planned_at
-        return found
-
-    def now(self, peers: list[Peer]) -> Plan | None:
-        """None: not all nodes were measured yet."""
-        if not peers or any(peer.updates < LEAST_UPDATES for peer in peers):
+        found = plan_for(snapshot, self._schedule)
+        if found is None:
             return None
-        busy_s, updates = self._busy()
-        nodes = [Measured(peer.node, peer.name, peer.batches_per_s, self._choices.travel(peer)) for peer in peers]
-        return plan(nodes, Setting(self._record.schedule.batches_per_step, busy_s / max(updates, 1)))
+        self._planned_at = now
+        self._tell_news(found)
+        if self._only_plans:
+            self.words = as_json(found, snapshot, self._live_nbytes)
+            return StopRequested("planned")
+        return StrategyChosen(found.strategy) if is_better(found, snapshot.strategy) else None
 
-    def answer(self, peers: list[Peer]) -> str:
-        """To somebody who asks how this pool should train: as JSON."""
-        if (found := self.now(peers)) is None:
-            raise NotYet(f"{len(peers)} nodes are here and not all were measured yet: ask again in a moment")
-        return self.words(found, peers)
-
-    def words(self, found: Plan, peers: list[Peer]) -> str:
-        return msgspec.json.encode(describe(found, peers, self._choices.live_nbytes)).decode()
-
-    def tell(self, found: Plan) -> None:
-        """If it is news."""
-        if self._told is not None and self._told.strategy == found.strategy:
+    def _tell_news(self, found: Plan) -> None:
+        if self._told == found.strategy:
             return
-        self._told = found
-        self._record.chose(0, "strategy", found.strategy, found.reason)
+        self._told = found.strategy
+        self._tell(0, "strategy", found.strategy, found.reason)
         log.info("%s: %s", found.strategy, found.reason)
         for words in found.burdens.values():
             log.info("%s", words)
+
+    @staticmethod
+    def answer(snapshot: Snapshot, schedule: Schedule, live_nbytes: int) -> str:
+        """To somebody who asks how this pool should train: as JSON."""
+        if (found := plan_for(snapshot, schedule)) is None:
+            here = len(snapshot.nodes)
+            raise NotYet(f"{here} nodes are here and not all were measured yet: ask again in a moment")
+        return as_json(found, snapshot, live_nbytes)
+
+
+def plan_for(snapshot: Snapshot, schedule: Schedule) -> Plan | None:
+    """None: not all nodes were measured yet."""
+    nodes = []
+    for view in snapshot.nodes:
+        link = view.link
+        if link is None or link.updates < LEAST_UPDATES or not link.computes_batches_per_s:
+            return None
+        travel = {codec: Travel(*seconds) for codec, seconds in link.travel_s.items()}
+        nodes.append(Measured(view.totals.node, view.totals.name, link.computes_batches_per_s, travel))
+    if not nodes:
+        return None
+    return plan(nodes, Setting(schedule.batches_per_step, snapshot.busy_s_per_update))
 
 
 def is_better(found: Plan, current: str) -> bool:
@@ -75,11 +92,15 @@ def is_better(found: Plan, current: str) -> bool:
     if found.strategy == current:
         return False
     gain = found.forecasts[found.strategy].batches_per_s / found.forecasts[current].batches_per_s
-    return gain > DRIFT or (found.strategy == "sync" and gain > 1 / DRIFT)  # exact, if it costs little
+    return gain > DRIFT or (found.strategy == EXACT.name and gain > 1 / DRIFT)  # exact, if it costs little
 
 
-def describe(found: Plan, peers: list[Peer], live_nbytes: int) -> dict[str, Any]:
+def as_json(found: Plan, snapshot: Snapshot, live_nbytes: int) -> str:
     """As `wide plan --json` prints it."""
+    return msgspec.json.encode(describe(found, snapshot, live_nbytes)).decode()
+
+
+def describe(found: Plan, snapshot: Snapshot, live_nbytes: int) -> dict[str, Any]:
     picked = found.forecasts[found.strategy]
     return {
         "schema": "wide.plan/1",
@@ -94,15 +115,16 @@ def describe(found: Plan, peers: list[Peer], live_nbytes: int) -> dict[str, Any]
         },
         "nodes": [
             {
-                "node": peer.node,
-                "name": peer.name,
-                "batches_per_s": peer.batches_per_s,
-                "up_mbit": peer.up.bytes_per_s * 8e-6 if peer.up else None,
-                "down_mbit": peer.down.bytes_per_s * 8e-6 if peer.down else None,
-                "delay_ms": peer.up.delay_s * 1000 if peer.up else None,
-                "codecs": dict(peer.codecs),
-                "burden": found.burdens.get(peer.node, ""),
+                "node": view.totals.node,
+                "name": view.totals.name,
+                "batches_per_s": view.link.computes_batches_per_s,
+                "up_mbit": view.link.up_bytes_per_s * 8e-6,
+                "down_mbit": view.link.down_bytes_per_s * 8e-6,
+                "delay_ms": view.link.delay_s * 1000,
+                "codecs": view.link.codecs,
+                "burden": found.burdens.get(view.totals.node, ""),
             }
-            for peer in peers
+            for view in snapshot.nodes
+            if view.link is not None
         ],
     }

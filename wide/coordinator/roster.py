@@ -1,4 +1,4 @@
-"""Who is in the pool, what each of them holds, and how long that should take. Plain numbers; decides nothing.
+"""Who is in the pool, how quick each of them is, how long what it holds should take. Plain numbers; decides nothing.
 
 A lease's deadline follows from its holder's own speed: median + k·MAD of what its batches took.
 """
@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from statistics import median
 
-from wide.strategy.course import Pace
+from wide.coordinator.leases import Lease, Leases
+from wide.strategy.description import Strategy
+from wide.strategy.policy import Pace
 from wide.strategy.rounds import usual_s
-from wide.strategy.tree import Block
 
 RESCUE_GAIN = 2.0  # an idle node takes over if it should be done this much sooner than the holder
 OVERDUE = 4.0  # a lease that took this many times what was expected is overdue, while a node's spread is not known
@@ -28,27 +29,12 @@ GREEN_S = 10.0  # the same for a node's first lease: it may have to load and to 
 
 
 @dataclass(slots=True)
-class Lease:
-    """`block` of the run, granted to `node` at this `age` of the weights, when the clock showed `granted_at`."""
-
-    number: int
-    node: int
-    block: Block
-    group: int
-    age: int
-    granted_at: float
-    change: int  # how often the strategy had changed by then
-    is_expired: bool = False
-    is_disturbed: bool = False  # its node was silent meanwhile, so it does not tell how quick that is
-
-
-@dataclass(slots=True)
 class Member:
-    """A node in the pool. `batches_per_s` is None until its first result; `leases` are computed in their order."""
+    """A node in the pool. `batches_per_s` is None until its first result; `leases` are the book's, in their order."""
 
     node: int
-    batches_per_s: float | None = None
     leases: dict[int, Lease] = field(default_factory=dict)
+    batches_per_s: float | None = None
     lately: tuple[float, float] = (0.0, 0.0)  # batches, and the seconds that they took
     heard_at: float = 0.0
     transfer_s: float = 0.0
@@ -59,17 +45,19 @@ class Member:
 
     def measure(self, lease: Lease, now: float, memory: float, most_s: float) -> None:
         """From the grant, or from its result before, to this one; but not longer than `most_s`."""
-        self.answered = max(self.answered, lease.number)
+        if lease.number > self.answered:
+            self.answered = lease.number
         if lease.is_disturbed:
             self.heard_at = now
             return
-        elapsed_s = max(min(now - max(lease.granted_at, self.heard_at), most_s), 1e-6)
-        batches, seconds = self.lately
+        began_at = lease.granted_at if lease.granted_at > self.heard_at else self.heard_at
+        elapsed_s = max(min(now - began_at, most_s), 1e-6)
+        size, (batches, seconds) = lease.block.size, self.lately
         weight = 1.0 if seconds else COLD  # the first time nothing is warm
         if seconds:
-            self.paces_s.append(elapsed_s / lease.block.size)
-        self.lately = memory * batches + weight * lease.block.size, memory * seconds + weight * elapsed_s
-        self.batches_per_s = self.lately[0] / self.lately[1]
+            self.paces_s.append(elapsed_s / size)
+        batches, seconds = memory * batches + weight * size, memory * seconds + weight * elapsed_s
+        self.lately, self.batches_per_s = (batches, seconds), batches / seconds
         self.heard_at = now
 
     @property
@@ -82,15 +70,16 @@ class Member:
 
 
 class Roster:
-    """All members, and `newest`: who was last given each block that is out. In a pool where a node's speed includes
-    its link (`waits_for_travel`), travelling is not counted a second time.
-    """
+    """All members. Where a node's speed includes its link, travelling is not counted a second time."""
 
-    def __init__(self) -> None:
+    def __init__(self, leases: Leases) -> None:
         self.members: dict[int, Member] = {}
-        self.newest: dict[Block, Lease] = {}
-        self.waits_for_travel = True
+        self._leases = leases
+        self.measures_travel = True
         self._calm = (0.0, 0.0)  # until then nothing is worth rescuing, for anybody who is not quicker than this
+
+    def follow(self, strategy: Strategy) -> None:
+        self.measures_travel = strategy.measures_travel
 
     @property
     def rates(self) -> list[float]:
@@ -113,11 +102,6 @@ class Roster:
         present = (member for member in self.members.values() if not member.is_silent)
         return {m.node for m in present for lease in m.leases.values() if not lease.is_expired}
 
-    def others_at(self, lease: Lease) -> list[Lease]:
-        """Who else was given the same block."""
-        members = (member for member in self.members.values() if member.node != lease.node)
-        return [held for member in members for held in member.leases.values() if held.block == lease.block]
-
     def progress(self, lease: Lease, rate: float, now: float) -> tuple[float, float]:
         """For how long its holder has been at it and what comes before it, and how long that should take."""
         holder = self.members[lease.node]
@@ -125,25 +109,83 @@ class Roster:
         if len(holder.leases) > 1:
             ahead = [held for held in holder.leases.values() if held.number <= lease.number]
             began_at, batches = ahead[0].granted_at, sum(held.block.size for held in ahead)
-        travel_s = 0.0 if self.waits_for_travel else holder.transfer_s  # not in its speed
+        travel_s = 0.0 if self.measures_travel else holder.transfer_s  # not in its speed
         return now - (began_at if began_at > holder.heard_at else holder.heard_at), batches / rate + travel_s
 
-    def left_of(self, lease: Lease, now: float) -> float:
-        """Batches of a lease that its holder, by its own speed, has not computed yet."""
-        rate = self.members[lease.node].batches_per_s
-        return lease.block.size if rate is None else max(0.0, lease.block.size - rate * (now - lease.granted_at))
+    def most_s(self, lease: Lease, compute_s: float, now: float) -> float:
+        """What a lease may have taken, where travel does not count: what its node says, if that can be true."""
+        if self.measures_travel:
+            return math.inf
+        holder = self.members[lease.node]
+        elapsed = now - max(lease.granted_at, holder.heard_at)
+        return max(compute_s, elapsed - 2 * holder.transfer_s - OVERDUE_S)
+
+    def at_work(self, now: float) -> float:
+        """Batches that their holders, by their own speed, have not computed yet."""
+        batches = 0.0
+        for lease in self._newest():
+            rate, size = self.members[lease.node].batches_per_s, lease.block.size
+            batches += size if rate is None else max(0.0, size - rate * (now - lease.granted_at))
+        return batches
 
     def due_within(self, seconds: float, now: float) -> int:
         """Batches whose holders, by their own speed, should be done now, give or take so long."""
         batches = 0
-        for lease in self.newest.values():
+        for lease in self._newest():
             rate = self.members[lease.node].batches_per_s
             if rate is not None:
                 elapsed, expected = self.progress(lease, rate, now)
                 batches += lease.block.size if -seconds < expected - elapsed < seconds else 0
         return batches
 
-    def remaining_s(self, lease: Lease, guess: float, now: float) -> float:
+    def worth_rescuing(self, member: Member, now: float) -> Lease | None:
+        """The lease whose holder will be done last, if this idle node should be done with it much sooner."""
+        if member.leases:
+            return None
+        if member.batches_per_s is None:  # how quick it would be is not known
+            return next((lease for lease in self._newest() if self._may_be_lost(lease, now)), None)
+        calm_until, quickest = self._calm
+        if now < calm_until and member.batches_per_s <= quickest:
+            return None  # whoever asked last, a moment ago, has looked at all of them
+        slowest, longest = None, 0.0
+        for lease in self._newest():
+            remaining = self._remaining_s(lease, member.batches_per_s, now)
+            if remaining > longest:
+                slowest, longest = lease, remaining
+        if slowest is not None and longest >= RESCUE_GAIN * slowest.block.size / member.batches_per_s:
+            return slowest
+        self._calm = now + CALM_S, member.batches_per_s
+        return None
+
+    def something_changed(self) -> None:
+        """What was not worth rescuing a moment ago may be so now."""
+        self._calm = (0.0, 0.0)
+
+    def fall_silent(self, member: Member) -> None:
+        member.is_silent = True
+        for lease in member.leases.values():
+            lease.is_disturbed = True
+        self.something_changed()
+
+    def overdue(self, now: float) -> list[Lease]:
+        """What may never come: held by somebody silent, or past its deadline by a while."""
+        rates = self.rates
+        if not rates or len(self.members) == 1:
+            return []
+        usual = median(rates)
+        return [lease for lease in self._newest() if self._is_overdue(lease, usual, now)]
+
+    def _is_overdue(self, lease: Lease, usual: float, now: float) -> bool:
+        holder = self.members[lease.node]
+        grace_s = OVERDUE_S if holder.batches_per_s is not None else GREEN_S
+        elapsed, expected = self.progress(lease, holder.batches_per_s or usual, now)
+        return holder.is_silent or elapsed > holder.overdue * expected + grace_s
+
+    def _newest(self) -> Iterator[Lease]:
+        """Who was last given each block that is out."""
+        return (holders[-1] for holders in self._leases.out.values())
+
+    def _remaining_s(self, lease: Lease, guess: float, now: float) -> float:
         """How long its holder will still need, by its own speed; below zero, if it is a little late. One that is far
         too late may never come back.
         """
@@ -153,35 +195,6 @@ class Roster:
             return math.inf
         return expected - elapsed
 
-    def worth_rescuing(self, member: Member, now: float) -> Lease | None:
-        """The lease whose holder will be done last, if this idle node should be done with it much sooner."""
-        if member.leases or not self.newest:
-            return None
-        if member.batches_per_s is None:  # how quick it would be is not known
-            return next((lease for lease in self.newest.values() if self._may_be_lost(lease, now)), None)
-        calm_until, quickest = self._calm
-        if now < calm_until and member.batches_per_s <= quickest:
-            return None  # whoever asked last, a moment ago, has looked at all of them
-        slowest, longest = None, 0.0
-        for lease in self.newest.values():
-            remaining = self.remaining_s(lease, member.batches_per_s, now)
-            if remaining > longest:
-                slowest, longest = lease, remaining
-        if slowest is not None and longest >= RESCUE_GAIN * slowest.block.size / member.batches_per_s:
-            return slowest
-        self._calm = now + CALM_S, member.batches_per_s
-        return None
-
-    def hold(self, lease: Lease) -> None:
-        self.members[lease.node].leases[lease.number] = self.newest[lease.block] = lease
-        self._calm = (0.0, 0.0)
-
-    def fall_silent(self, node: int) -> None:
-        self.members[node].is_silent = True
-        for lease in self.members[node].leases.values():
-            lease.is_disturbed = True
-        self._calm = (0.0, 0.0)
-
     def _may_be_lost(self, lease: Lease, now: float) -> bool:
         """Its holder is silent or far too late; or was never measured, and has had its time to warm up."""
         holder = self.members[lease.node]
@@ -189,16 +202,3 @@ class Roster:
             return holder.is_silent or now - lease.granted_at > GREEN_S
         elapsed, expected = self.progress(lease, holder.batches_per_s, now)
         return elapsed > holder.overdue * expected + OVERDUE_S
-
-    def overdue(self, now: float) -> Iterable[Lease]:
-        """What may never come: held by somebody silent, or past its deadline by a while."""
-        rates = self.rates
-        if not rates or len(self.members) == 1:
-            return
-        usual = median(rates)
-        for lease in list(self.newest.values()):
-            holder = self.members[lease.node]
-            grace_s = OVERDUE_S if holder.batches_per_s is not None else GREEN_S
-            elapsed, expected = self.progress(lease, holder.batches_per_s or usual, now)
-            if holder.is_silent or elapsed > holder.overdue * expected + grace_s:
-                yield lease

@@ -1,7 +1,8 @@
 """Every decision of the coordinator: `handle(event, now) -> actions`. Pure: no sockets, clock, threads or tensors.
 
-Membership, leases, making versions, rejecting, ending. How work is cut and when a version is due is the course's
-(strategy/course.py). The shell (server.py) carries the actions out, in their order.
+Membership, results, making versions, ending; who is given what is granting.py's. How work is cut and when a version is
+due is the policy's (strategy/). A shell (server.py, launch/alone.py) carries the actions out, in their order; what
+happens meanwhile is the next event, never a call back into here.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from wide.coordinator import events
 from wide.coordinator.events import (
     Action,
     ChangeStrategy,
@@ -17,8 +19,6 @@ from wide.coordinator.events import (
     DropNode,
     EndRun,
     Event,
-    GrantLease,
-    LinkMeasured,
     MakeVersion,
     MergeUpdate,
     NodeHeard,
@@ -27,17 +27,18 @@ from wide.coordinator.events import (
     NodeSilent,
     Position,
     RejectUpdate,
-    RunFailed,
     SaveCheckpoint,
-    StopRequested,
-    StrategyChosen,
-    Ticked,
     UpdateArrived,
     WorkFailed,
 )
-from wide.coordinator.roster import OVERDUE_S, Lease, Member, Roster
+from wide.coordinator.granting import Granting
+from wide.coordinator.leases import Lease, Leases
+from wide.coordinator.machines import Machines
+from wide.coordinator.roster import Member, Roster
 from wide.job.schedule import Schedule
-from wide.strategy.course import Course, Cut, Share, Standing, course
+from wide.strategy.catalogue import EXACT, STRATEGIES
+from wide.strategy.description import Stage, Strategy
+from wide.strategy.policy import Policy, Reached
 from wide.strategy.tree import Block
 
 
@@ -50,233 +51,169 @@ class Pool:
         steps: int | None,
         seconds: float | None,
         is_open: bool = False,
-        strategy: str = "sync",
+        strategy: str = EXACT.name,
         is_eager: bool = False,
         start: Position | None = None,
         save_every_s: float = math.inf,
     ) -> None:
         self.schedule = schedule
         self.is_open = is_open  # others may still join, so a lone node that fails does not speak for all
-        self.last_step = steps
-        self.seconds = seconds
-        self.roster = Roster()
-        self.members = self.roster.members
+        self.last_step, self.seconds = steps, seconds
         start = start or Position()
         self.version = start.version  # updates of the model so far
         self.steps = start.steps  # all batches of these, and of none after them, are merged
         self._worth = start.worth  # how many steps' worth of batches are in the weights
         self._spent_s = start.seconds  # before this process
-        self.started_at: float | None = None
         self.is_over = False
         self._next_strategy, self._is_eager = strategy, is_eager
-        self._save_every_s, self._saved_at = save_every_s, 0.0
-        self._leases = self._changes = 0
-        self._pool_rate = 0.0  # batches/s of all measured members together, as of the last version
-        self._begin(start)
+        self._save_every_s, self._saved_at = save_every_s, -math.inf
         self._failed: dict[int, str] = {}  # position -> what went wrong there on the first node
-        self._handlers: dict[type[Event], Callable[[Any, float], list[Action]]] = {
-            NodeJoined: self._joined,
-            NodeLeft: self._left,
-            UpdateArrived: self._arrived,
-            WorkFailed: self._work_failed,
-            LinkMeasured: self._link_measured,
-            StrategyChosen: self._strategy_chosen,
-            NodeSilent: self._silent,
-            NodeHeard: self._heard,
-            RunFailed: lambda event, now: self._end(now, "failed", event.problem, event.details),
-            StopRequested: lambda event, now: self._end(now, event.why),
-            Ticked: self._ticked,
-        }
+        self.strategy: Strategy
+        self.policy: Policy
+        reached = self._reached(start)
+        if reached is None:
+            self._worth = float(start.steps)
+        is_ragged = reached is not None and STRATEGIES[strategy].needs_whole_steps
+        first = start.strategy if is_ragged else strategy  # holes are filled by who has left them, or one like it
+        self._choose(first, reached)
+        self.leases = Leases(self.policy)
+        self.roster = Roster(self.leases)
+        self.members = self.roster.members
+        self._machines = Machines()
+        self._granting = Granting(self.leases, self.roster, self._machines)
+        self._follow()
+        if first != strategy:
+            self.policy.end_soon()
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """The one door: what happened, and when; what to do about it."""
-        return [] if self.is_over else self._handlers[type(event)](event, now)
-
-    def _begin(self, start: Position) -> None:
-        """From there. Holes in the line of batches are filled by the strategy that has left them, or one like it."""
-        standing = Standing(start.front, [Block(*hole) for hole in start.holes], start.filled)
-        strategy, is_whole = self._next_strategy, standing.front == self.schedule.position(self.steps)
-        if is_whole:
-            self._worth = float(self.steps)
-        elif strategy == "sync":
-            strategy = start.strategy
-        self._follow(strategy)
-        if not is_whole:
-            self.course.resume(standing)
-        if strategy != self._next_strategy:
-            self.course.end_soon()
-
-    def _follow(self, strategy: str) -> None:
-        self.course: Course = course(strategy, self.schedule, self.steps, self.last_step, self._is_eager)
-        self.roster.waits_for_travel = self.course.waits_for_travel
+        return [] if self.is_over else HANDLERS[type(event)](self, event, now)
 
     def position(self, now: float) -> Position:
         """Where the run is, right after a version was made: whoever begins there loses and doubles nothing."""
-        front, holes, filled = self.course.standing
-        return Position(
-            self.course.name, self.version, self.steps, self._worth, front, holes, filled, self._elapsed_s(now)
-        )
+        front, holes, filled = self.policy.reached(self.leases.out)
+        elapsed_s = self._elapsed_s(now)
+        return Position(self.strategy.name, self.version, self.steps, self._worth, front, holes, filled, elapsed_s)
+
+    # ── strategies ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _reached(self, start: Position) -> Reached | None:
+        """None: that is between two steps, and there is nothing else to know."""
+        if start.front == self.schedule.position(start.steps):
+            return None
+        return Reached(start.front, [Block(*hole) for hole in start.holes], start.filled)
+
+    def _choose(self, name: str, reached: Reached | None = None) -> None:
+        self.strategy = STRATEGIES[name]
+        stage = Stage(self.schedule, self.steps, self.last_step, self._is_eager, reached)
+        self.policy = self.strategy.policy(stage)
+
+    def _follow(self) -> None:
+        self.leases.follow(self.policy)
+        self.roster.follow(self.strategy)
+        self._granting.follow(self.strategy, self.policy)
+
+    def _strategy_chosen(self, event: events.StrategyChosen, now: float) -> list[Action]:
+        if event.strategy != self._next_strategy:
+            self._next_strategy = event.strategy
+            self.policy.end_soon()
+        return self._settle(now)
 
     # ── members ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _joined(self, event: NodeJoined, now: float) -> list[Action]:
-        member = self.members[event.node] = Member(event.node)
+        member = self.members[event.node] = Member(event.node, self.leases.welcome(event.node))
+        self._machines.joined(event.node, event.machine, event.cores)
         return self._grant(member, now)
 
     def _left(self, event: NodeLeft, now: float) -> list[Action]:
         member = self.members.pop(event.node, None)
-        if member is None or not member.leases:
+        if member is None:
             return []
-        self._void(member)
-        return self._settle(now) or self._grant_all(now)
+        is_holding = bool(member.leases)
+        self._forget(event.node)
+        return (self._settle(now) or self._grant_all(now)) if is_holding else []
 
     def _silent(self, event: NodeSilent, now: float) -> list[Action]:
         """Others may take what it holds; should it come back first, its result counts."""
-        if event.node not in self.members:
+        member = self.members.get(event.node)
+        if member is None:
             return []
-        self.roster.fall_silent(event.node)
-        return self._ticked(Ticked(), now)
+        self.roster.fall_silent(member)
+        self._machines.away(event.node)
+        return self._look_around(now)
 
     def _heard(self, event: NodeHeard, now: float) -> list[Action]:
         member = self.members.get(event.node)
         if member is None:
             return []
         member.is_silent = False
+        self._machines.back(event.node)
         return self._grant(member, now)
 
-    def _link_measured(self, event: LinkMeasured, now: float) -> list[Action]:
+    def _link_measured(self, event: events.LinkMeasured, now: float) -> list[Action]:
         if event.node in self.members:
             self.members[event.node].transfer_s = event.transfer_s
         return []
 
     def _drop(self, member: Member, why: str, now: float) -> list[Action]:
         del self.members[member.node]
-        self._void(member)
+        self._forget(member.node)
         return [DropNode(member.node, why), *(self._settle(now) or self._grant_all(now))]
 
-    def _void(self, member: Member) -> None:
-        """Nobody will answer its leases: their blocks are free again, unless somebody else is at them too."""
-        for lease in member.leases.values():
-            if not self.course.is_out(lease.block):
-                continue
-            if others := self.roster.others_at(lease):
-                self.roster.newest[lease.block] = others[-1]
-            else:
-                self.roster.newest.pop(lease.block, None)  # if it had expired, and was taken back, nobody had it
-                self.course.give_back(lease.block)
+    def _forget(self, node: int) -> None:
+        self.leases.farewell(node)
+        self._machines.left(node)
 
     # ── results ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _arrived(self, event: UpdateArrived, now: float) -> list[Action]:
         member = self.members.get(event.node)
-        lease = member.leases.pop(event.lease, None) if member is not None else None
+        lease = member.leases.get(event.lease) if member is not None else None
         if member is None or lease is None:
             return self._unknown(event, member, now)
-        member.measure(lease, now, self.course.memory, self._most_s(member, lease, event, now))
-        block, staleness = lease.block, self.course.age - lease.age
-        member.is_leaving |= event.batches is not None and event.batches < block.size
-        if not self.course.is_out(block) and not self.course.take_back(block):
-            late = RejectUpdate(event.node, "late", f"{self._where(block)}: somebody else has it, or was first")
-            return [late, *self._grant(member, now)]
-        if event.problem:
-            member.leases[lease.number] = lease
+        member.measure(lease, now, self.strategy.memory, self.roster.most_s(lease, event.compute_s, now))
+        block, staleness, batches = lease.block, self.policy.age - lease.age, event.batches
+        is_part = batches is not None and batches < block.size
+        member.is_leaving |= is_part
+        is_wanted = self.leases.claim(lease)
+        if is_wanted and event.problem:
             return self._failed_on(member, lease, 0, event.problem, "", now)
-        if event.batches is not None and (kept := self._shortened(lease, event.batches)) != block:
+        self.leases.answered(lease)
+        if not is_wanted:
+            return self._refuse(member, lease, "late", "somebody else has it, or was first", now)
+        if is_part and batches is not None:
+            kept = self.leases.keep_first(lease, batches)
             if kept is None:
-                return [RejectUpdate(event.node, "wrong part", f"{self._where(block)}: {event.batches} of them")]
+                return self._refuse(member, lease, "wrong part", f"{batches} of them", now)
             block = kept
-        if staleness > self.course.most_stale:
-            self.roster.newest.pop(block, None)
-            self.course.give_back(block)
-            stale = RejectUpdate(event.node, "stale", f"{self._where(block)}: {staleness} steps old")
-            return [stale, *self._grant(member, now)]
-        closed = self.course.accept(event.node, block, now)
-        self.roster.newest.pop(block, None)
-        merge = MergeUpdate(event.node, block, self.version + 1, self.course.discount(staleness), staleness)
+        if staleness > self.strategy.most_stale:
+            self.leases.give_back(block)
+            return self._refuse(member, lease, "stale", f"{staleness} steps old", now)
+        self.leases.merge(block)
+        closed = self.policy.accept(event.node, block, now)
+        discount = self.policy.discount(staleness)
+        merge = MergeUpdate(event.node, lease.number, block, self.version + 1, discount, staleness)
         return [merge, *(self._settle(now, closed) or self._grant(member, now))]
+
+    def _refuse(self, member: Member, lease: Lease, reason: str, why: str, now: float) -> list[Action]:
+        reject = RejectUpdate(member.node, lease.number, reason, f"{self._where(lease.block)}: {why}")
+        return [reject, *self._grant(member, now)]
 
     def _unknown(self, event: UpdateArrived, member: Member | None, now: float) -> list[Action]:
         """Said twice, perhaps: it counted once, and the answer is said again, which is the next work."""
         if member is None or event.lease > member.answered:
-            return [RejectUpdate(event.node, "unknown lease", f"lease {event.lease} is not this node's")]
-        twice = RejectUpdate(event.node, "duplicate", f"lease {event.lease} was answered before")
+            detail = f"lease {event.lease} is not this node's"
+            return [RejectUpdate(event.node, event.lease, "unknown lease", detail)]
+        twice = RejectUpdate(event.node, event.lease, "duplicate", f"lease {event.lease} was answered before")
         return [twice, *self._grant(member, now)]
-
-    def _shortened(self, lease: Lease, batches: int) -> Block | None:
-        """Of a lease only the first batches were computed, because its node has to go."""
-        if batches == lease.block.size:
-            return lease.block
-        if others := self.roster.others_at(lease):
-            self.roster.newest[lease.block] = others[-1]
-            return None  # they are at all of it
-        kept = self.course.keep_first(lease.block, batches) if 0 < batches < lease.block.size else None
-        if kept is None:
-            self.course.give_back(lease.block)
-        self.roster.newest.pop(lease.block, None)
-        return kept
-
-    def _most_s(self, member: Member, lease: Lease, event: UpdateArrived, now: float) -> float:
-        """What a lease may have taken, where travel does not count: what the node says, if that can be true."""
-        if self.course.waits_for_travel:
-            return math.inf
-        elapsed = now - max(lease.granted_at, member.heard_at)
-        return max(event.compute_s, elapsed - 2 * member.transfer_s - OVERDUE_S)
-
-    def _settle(self, now: float, closed: list[int] | None = None) -> list[Action]:
-        """Make the version that is due, close the steps that are complete, end or go on. Nothing, if nothing is due."""
-        actions: list[Action] = []
-        is_last = self.course.may_flush and (self.course.is_complete or self._is_time_over(now))
-        is_step = False
-        if self.course.is_due(self.roster.holders, now) or (is_last and self.course.pending):
-            make = self._make_version(now)
-            is_step = make.is_step
-            actions.append(make)
-        if closed:
-            self.steps = closed[-1] + 1
-            actions += [CloseStep(step, self.course.name == "sync") for step in closed]
-            self._failed.clear()
-        if is_step and now - self._saved_at >= self._save_every_s:
-            self._saved_at = now
-            actions.append(SaveCheckpoint(self.position(now)))
-        if not actions and not is_last and not self.course.is_complete:
-            return []
-        return actions + self._go_on(now)
-
-    def _make_version(self, now: float) -> MakeVersion:
-        is_end = self.course.is_complete or self.is_over or self._is_time_over(now)
-        worth = self.course.worth
-        self._worth += worth or (self.course.filled if is_end else 0.0)  # in the end a step is made of what is left
-        make = MakeVersion(self.version, max(1, round(self._worth)), self.course.length, worth > 0 or is_end)
-        self.version += 1
-        self._pool_rate = sum(self.roster.rates)
-        self.course.version_made(self.roster.pace(self.schedule.batches_per_step), now, make.is_step)
-        return make
-
-    def _go_on(self, now: float) -> list[Action]:
-        if self.last_step is not None and self.steps >= self.last_step:
-            return self._end(now, f"{self.steps} steps done")
-        if self._is_time_over(now) and not self.course.pending:
-            return self._end(now, f"{self.seconds:g} seconds are over")
-        changes: list[Action] = []
-        if self.course.is_complete:
-            self._changes, self._worth = self._changes + 1, float(self.steps)
-            self._follow(self._next_strategy)
-            changes = [ChangeStrategy(self.course.name)]
-        return changes + self._grant_all(now)
-
-    def _is_time_over(self, now: float) -> bool:
-        return self.seconds is not None and self._elapsed_s(now) >= self.seconds
-
-    def _elapsed_s(self, now: float) -> float:
-        """Since the first lease, by all processes that have coordinated this run."""
-        return self._spent_s + (now - self.started_at if self.started_at is not None else 0.0)
 
     def _work_failed(self, event: WorkFailed, now: float) -> list[Action]:
         member = self.members.get(event.node)
         if member is None:
             return []
         lease = member.leases.get(event.lease)
-        if lease is None or not (self.course.is_out(lease.block) or self.course.take_back(lease.block)):
+        if lease is None or not self.leases.claim(lease):
             return self._drop(member, event.problem, now)  # somebody else was, or will be, able to do it
         return self._failed_on(member, lease, event.batch, event.problem, event.details, now)
 
@@ -286,115 +223,122 @@ class Pool:
         """One machine may be broken: its work is tried on another. Where two agree, or no other can come, we fail."""
         position = min(lease.block.first + max(batch, 0), lease.block.end - 1)
         where = f"{self._where(Block(position, position + 1))}, node {member.node}: {problem}"
-        reject = RejectUpdate(member.node, "failed", where)
+        reject = RejectUpdate(member.node, lease.number, "failed", where)
         if position in self._failed or (len(self.members) == 1 and not self.is_open):
             return [reject, *self._end(now, "failed", where, details)]
         self._failed[position] = problem
         return [reject, *self._drop(member, problem, now)]
 
-    # ── time, and changes of mind ────────────────────────────────────────────────────────────────────────────────
+    # ── versions ─────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _ticked(self, event: Ticked, now: float) -> list[Action]:
+    def _settle(self, now: float, closed: list[int] | None = None) -> list[Action]:
+        """Make the version that is due, close the steps that are complete, end or go on. Nothing, if nothing is due."""
+        policy = self.policy
+        actions: list[Action] = []
+        is_last = not self.strategy.needs_whole_steps and (policy.is_complete or self._is_time_over(now))
+        is_step = False
+        if policy.is_due(self.roster.holders, now) or (is_last and policy.pending):
+            make = self._make_version(now)
+            is_step = make.made.is_step
+            actions.append(make)
+        if closed:
+            self.steps = closed[-1] + 1
+            actions += [CloseStep(step) for step in closed]
+            self._failed.clear()
+        if is_step and self._granting.started_at is not None and self._is_time_to_save(now):
+            self._saved_at = now
+            actions.append(SaveCheckpoint(self.position(now)))
+        if not actions and not is_last and not policy.is_complete:
+            return []
+        return actions + self._go_on(now)
+
+    def _is_time_to_save(self, now: float) -> bool:
+        began_at = self._granting.started_at or 0.0
+        return now - max(self._saved_at, began_at) >= self._save_every_s
+
+    def _make_version(self, now: float) -> MakeVersion:
+        is_end = self.policy.is_complete or self.is_over or self._is_time_over(now)
+        made = self.policy.make(self.roster.pace(self.schedule.batches_per_step), now, is_end)
+        self._worth += made.worth
+        make = MakeVersion(self.version, made, max(1, round(self._worth)))
+        self.version += 1
+        self._granting.version_made(now)
+        return make
+
+    def _go_on(self, now: float) -> list[Action]:
+        if self.last_step is not None and self.steps >= self.last_step:
+            return self._end(now, f"{self.steps} steps done")
+        if self._is_time_over(now) and not self.policy.pending:
+            return self._end(now, f"{self.seconds:g} seconds are over")
+        changes: list[Action] = []
+        if self.policy.is_complete:
+            self._worth = float(self.steps)
+            self._choose(self._next_strategy)
+            self._follow()
+            changes = [ChangeStrategy(self.strategy.name)]
+        return changes + self._grant_all(now)
+
+    # ── time ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _look_around(self, now: float) -> list[Action]:
+        """Time has passed."""
         if not self.members and self._is_time_over(now):
             return self._end(now, f"{self.seconds:g} seconds are over")  # nobody is there to make the step whole
-        if self.course.may_flush:
-            self._expire(now)
+        if not self.strategy.needs_whole_steps:  # in a line of batches nobody comes back for what is long overdue
+            for lease in self.roster.overdue(now):
+                self.leases.expire(lease)
         return self._settle(now) or self._grant_all(now)
 
-    def _expire(self, now: float) -> None:
-        """What is long overdue is free again: in a line of batches nobody comes back for it before the run's end."""
-        for lease in self.roster.overdue(now):
-            del self.roster.newest[lease.block]
-            self.course.give_back(lease.block)
-            lease.is_expired = True
+    def _is_time_over(self, now: float) -> bool:
+        return self.seconds is not None and self._elapsed_s(now) >= self.seconds
 
-    def _strategy_chosen(self, event: StrategyChosen, now: float) -> list[Action]:
-        if event.strategy != self._next_strategy:
-            self._next_strategy = event.strategy
-            self.course.end_soon()
-        return self._settle(now)
+    def _elapsed_s(self, now: float) -> float:
+        """Since the first lease, by all processes that have coordinated this run."""
+        began_at = self._granting.started_at
+        return self._spent_s + (now - began_at if began_at is not None else 0.0)
+
+    def _evaluation_full(self, event: Event, now: float) -> list[Action]:
+        self._granting.is_paused = True
+        return []
+
+    def _evaluation_caught_up(self, event: Event, now: float) -> list[Action]:
+        self._granting.is_paused = False
+        return self._grant_all(now)
 
     def _end(self, now: float, why: str, failure: str = "", details: str = "") -> list[Action]:
         self.is_over = True
         actions: list[Action] = []
-        if self.course.may_flush and self.course.pending:
+        if not self.strategy.needs_whole_steps and self.policy.pending:
             actions.append(self._make_version(now))
-        return [*actions, SaveCheckpoint(self.position(now), is_last=True), EndRun(why, failure, details)]
+        hurries = self.seconds is not None
+        return [*actions, SaveCheckpoint(self.position(now)), EndRun(why, failure, details, hurries)]
 
-    # ── leases ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _grant_all(self, now: float) -> list[Action]:
-        if self.course.patience and self._is_worth_waiting(now):
-            return []
-        idle = self.roster.idle(self.course.depth)
-        if not self.course.free:
-            idle.sort(key=lambda member: -(member.batches_per_s or 0.0))
-        actions: list[Action] = []
-        for i, member in enumerate(idle):
-            actions += (given := self._give(member, now, len(idle) - i))
-            if not (given or self.course.free or member.leases) and self.course.may_lease(member.node):
-                break  # what is not worth the quickest one's while is not worth anybody's
-        return actions
+    # ── grants ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _grant(self, member: Member, now: float) -> list[Action]:
-        """Work for one node, if there is any, and nothing better is about to come."""
-        if self.course.patience and self._is_worth_waiting(now):
-            return []
-        return self._give(member, now, 1)
+        return self._granting.to_one(member, self.version, now)
 
-    def _give(self, member: Member, now: float, takers: int) -> list[Action]:
-        """`takers` are the nodes that are still to be served."""
-        actions: list[Action] = []
-        if member.is_silent or member.is_leaving:
-            return actions
-        if member.leases and any(lease.change != self._changes for lease in member.leases.values()):
-            return actions  # it is still at something from before
-        while len(member.leases) < self.course.depth and self.course.may_lease(member.node):
-            if self.course.free:
-                cut = self.course.cut(self._share(member, takers, now), now)
-            else:
-                late = self.roster.worth_rescuing(member, now)
-                if late is None:
-                    break
-                cut = Cut(late.block, late.group)
-            if self.started_at is None:
-                self.started_at = self._saved_at = now
-            self._leases += 1
-            lease = Lease(self._leases, member.node, cut.block, cut.group, self.course.age, now, self._changes)
-            self.roster.hold(lease)
-            actions.append(GrantLease(member.node, lease.number, cut.block, cut.group))
-        return actions
-
-    def _share(self, member: Member, takers: int, now: float) -> Share:
-        """This node's part of the pool's speed; while nothing is known of it, or of the pool, an equal part."""
-        if not self._pool_rate:  # before the first version: as soon as everybody was measured, that is known
-            rates = [other.batches_per_s for other in self.members.values()]
-            self._pool_rate = sum(rate for rate in rates if rate) if None not in rates else 0.0
-        if member.batches_per_s is None or not self._pool_rate:
-            return Share(1 / len(self.members), takers)
-        busy_s = 0.0
-        if member.leases:
-            elapsed, expected = self.roster.progress(next(reversed(member.leases.values())), member.batches_per_s, now)
-            busy_s = max(0.0, expected - elapsed)
-        part = min(1.0, member.batches_per_s / self._pool_rate)
-        return Share(part, takers, member.batches_per_s, len(member.leases), busy_s, self._at_work(now))
-
-    def _at_work(self, now: float) -> float:
-        """Batches of the step that are being computed; looked at closely when few are left to lease."""
-        if self.course.may_flush:
-            return 0.0
-        if 2 * self.course.free > self.course.missing:
-            return self.course.missing - self.course.free
-        return sum(self.roster.left_of(lease, now) for lease in self.roster.newest.values())
-
-    def _is_worth_waiting(self, now: float) -> bool:
-        """Will the step be whole in a moment? Then work begins with the new weights, and the nodes fall into step."""
-        if not self._pool_rate:
-            return False
-        patience_s = self.course.patience * self.schedule.batches_per_step / self._pool_rate
-        soon = self.roster.due_within(patience_s, now)
-        return soon > 0 and soon >= self.course.missing - 1e-6
+    def _grant_all(self, now: float) -> list[Action]:
+        return self._granting.to_all(self.version, now)
 
     def _where(self, block: Block) -> str:
         step, first, end = self.schedule.stretches(*block)[0]
         return f"step {step.number}, " + (f"batch {first}" if end - first == 1 else f"batches {first}…{end - 1}")
+
+
+HANDLERS: dict[type[Event], Callable[[Pool, Any, float], list[Action]]] = {
+    NodeJoined: Pool._joined,
+    NodeLeft: Pool._left,
+    NodeSilent: Pool._silent,
+    NodeHeard: Pool._heard,
+    UpdateArrived: Pool._arrived,
+    WorkFailed: Pool._work_failed,
+    events.LinkMeasured: Pool._link_measured,
+    events.StrategyChosen: Pool._strategy_chosen,
+    events.EvaluationFull: Pool._evaluation_full,
+    events.EvaluationCaughtUp: Pool._evaluation_caught_up,
+    events.RunFailed: lambda pool, event, now: pool._end(now, "failed", event.problem, event.details),
+    events.StopRequested: lambda pool, event, now: pool._end(now, event.why),
+    events.Ticked: lambda pool, event, now: pool._look_around(now),
+}
+assert set(HANDLERS) == set(events.EVENTS)

@@ -10,13 +10,13 @@ import time
 from collections.abc import Iterator
 
 from wide.telemetry.log import log
-from wide.telemetry.progress import Progress
+from wide.telemetry.snapshot import Snapshot, Window
 
 REFRESH_S = 0.25
 
 
 @contextlib.contextmanager
-def watching(progress: Progress, is_wanted: bool) -> Iterator[None]:
+def watching(window: Window, is_wanted: bool) -> Iterator[None]:
     """Show the line while the block runs. Log lines pass above it."""
     if not is_wanted or not sys.stderr.isatty():
         yield
@@ -34,7 +34,9 @@ def watching(progress: Progress, is_wanted: bool) -> Iterator[None]:
 
         def show() -> None:
             while not stop.wait(REFRESH_S):
-                live.update(Text(line(progress, time.monotonic()), no_wrap=True, overflow="ellipsis"), refresh=True)
+                live.update(
+                    Text(line(window.latest, time.monotonic()), no_wrap=True, overflow="ellipsis"), refresh=True
+                )
 
         thread = threading.Thread(target=show, name="progress", daemon=True)
         thread.start()
@@ -47,25 +49,25 @@ def watching(progress: Progress, is_wanted: bool) -> Iterator[None]:
                 handler.setStream(sys.__stderr__)
 
 
-def line(progress: Progress, now: float) -> str:
+def line(run: Snapshot, now: float) -> str:
     """`step 12/40 · epoch 3 · loss 0.231 · 512 batches/s · 4 nodes · 3 s left · accuracy 0.97`"""
-    if progress.started_at is None or progress.step == 0:
-        return f"{progress.nodes} nodes, waiting for the first update"
-    elapsed = now - progress.started_at
-    of = f"/{progress.steps}" if progress.steps is not None else ""
-    parts = [f"step {progress.step}{of}", f"epoch {progress.epoch + 1}", f"loss {progress.loss:.4g}"]
-    parts += [f"{(progress.batches - progress.before[1]) / elapsed:.0f} batches/s", f"{progress.nodes} nodes"]
-    left = time_left(progress, elapsed)
+    if run.started_at is None or run.step == 0:
+        return f"{len(run.nodes)} nodes, waiting for the first update"
+    elapsed = max(now - run.started_at, 1e-9)
+    of = f"/{run.steps}" if run.steps is not None else ""
+    parts = [f"step {run.step}{of}", f"epoch {run.epoch + 1}", f"loss {run.loss:.4g}"]
+    parts += [f"{(run.batches - run.before[1]) / elapsed:.0f} batches/s", f"{len(run.nodes)} nodes"]
+    left = time_left(run, elapsed)
     if left is not None:
         parts.append(f"{left:.0f} s left" if left < 120 else f"{left / 60:.0f} min left")
-    return " · ".join(parts + [f"{name} {value:.4g}" for name, value in progress.metrics.items()])
+    return " · ".join(parts + [f"{name} {value:.4g}" for name, value in run.metrics.items()])
 
 
-def time_left(progress: Progress, elapsed_s: float) -> float | None:
+def time_left(run: Snapshot, elapsed_s: float) -> float | None:
     """By the steps still to do or by the clock, whichever ends first."""
     limits = []
-    if progress.steps is not None:
-        limits.append((progress.steps - progress.step) * elapsed_s / max(1, progress.step - progress.before[0]))
-    if progress.seconds is not None:
-        limits.append(progress.seconds - elapsed_s)
+    if run.steps is not None:
+        limits.append((run.steps - run.step) * elapsed_s / max(1, run.step - run.before[0]))
+    if run.seconds is not None:
+        limits.append(run.seconds - elapsed_s)
     return max(0.0, min(limits)) if limits else None

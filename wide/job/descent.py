@@ -44,12 +44,12 @@ class Descent:
         return [by_parameter.get(id(parameter), 0.0) for parameter in self.parameters]
 
     def state(self) -> dict[str, Any]:
-        """All that `resume` needs."""
+        """All that `go_on_from` needs."""
         with users_code("the optimizer or its scheduler cannot say what state it is in"):
             state_of = getattr(self.scheduler, "state_dict", lambda: None)
             return {"steps": self.steps, "optimizer": self.optimizer.state_dict(), "scheduler": state_of()}
 
-    def resume(self, state: Mapping[str, Any]) -> str:
+    def go_on_from(self, state: Mapping[str, Any]) -> str:
         """Go on where another one was; a scheduler that cannot tell where it is, is stepped until it is there. Returns
         in which way the job's settings are not those that it goes on with, if so.
         """

@@ -1,135 +1,163 @@
-"""`--nodes 0`: the whole training in this one process with a plain loop; the reference for every pool."""
+"""`--nodes 0`: the whole training in this one process, without a network: a small shell around the same pool, and the
+reference for every other one.
+"""
 
 from __future__ import annotations
 
 import os
 import socket
-import time
-from collections.abc import Callable
+from typing import Any
 
 import torch
 
-from wide.coordinator.events import MakeVersion, MergeUpdate, Position
-from wide.coordinator.folds import SyncFold
-from wide.coordinator.keeper import Keeper
-from wide.coordinator.master import Master
+from wide.codec.layout import Flat
+from wide.coordinator import events
+from wide.coordinator.assembly import Course
+from wide.coordinator.picture import picture
+from wide.coordinator.queue import EventQueue
 from wide.coordinator.record import Record
+from wide.coordinator.run import Run
 from wide.errors import TrainingFailed
+from wide.exchange.exchange import NOT_FINITE
 from wide.job.definition import Job
 from wide.job.samples import Samples
-from wide.job.schedule import Schedule, Step
 from wide.node.evaluator import on_copy
-from wide.node.trainer import Place, Trainer
-from wide.strategy.tree import Block
+from wide.node.trainer import Enough, Place, Trainer
 from wide.telemetry.process import rss_bytes
+from wide.telemetry.snapshot import NodeView
+from wide.telemetry.totals import NodeTotals, Traffic, totals_of
+
+ME = 0  # the only node's number
+LOOK_S = 0.25
+
+
+class EvaluatesHere:
+    """The user's evaluate() on a copy of the model, while training waits."""
+
+    is_busy = is_full = False
+
+    def __init__(self, job: Job, model: torch.nn.Module, record: Record) -> None:
+        self._job, self._model, self._record = job, model, record
+
+    def ask(self, epoch: int, step: int, weights: Flat) -> None:
+        if self._job.evaluate is not None:
+            self._record.evaluated(epoch, step, on_copy(self._job, self._model, self._record.schedule.seed))
+
+    def hurry(self) -> None:
+        """There is nothing that waits."""
 
 
 class Alone:
-    """A trainer and a master that hand each other gradients and weights, without a network between them."""
+    """A pool with one member, which is right here."""
 
-    def __init__(
-        self, job: Job, master: Master, samples: Samples, schedule: Schedule, record: Record, keeper: Keeper
-    ) -> None:
-        self.job, self.master, self.samples, self.schedule, self.record = job, master, samples, schedule, record
-        self.keeper = keeper
-        self._is_between_versions = True
-        self._ahead = 0  # versions before this process, less steps: other strategies make more or fewer
-        self.fold = SyncFold(master, schedule)
-        self.trainer: Trainer
-        self.stop_reason = ""
-
-    def train(
-        self, start: Position, steps: int | None, seconds: float | None, save_every_s: float, device: torch.device
-    ) -> str:
-        """Go on from there. Returns why it ended; `stop_reason`, set from a signal handler, is one reason."""
-        self._ahead = start.version - start.steps
-        self.trainer = Trainer(self.job, self.schedule.seed, device)
-        totals = self.record.node_joined(0, "alone", socket.gethostname(), os.getpid())
-        self.record.started()
-        number, saved_at = start.steps, time.monotonic()
-        if number and self._is_evaluated_at(number, steps) and not self.record.is_evaluated(number):
-            self._evaluate(number)  # it was not finished
-        while not (why := self._why_end(number, steps, seconds)):
-            step = self.schedule.step(number)
-            try:
-                is_whole = self._train_step(step)
-            except TrainingFailed:
-                if self._is_between_versions:
-                    self._save(number)
-                raise
-            if not is_whole:
-                why = self.stop_reason
-                break
-            number += 1
-            if time.monotonic() - saved_at >= save_every_s:
-                saved_at = time.monotonic()
-                self._save(number)
-            if self._is_evaluated_at(number, steps) or self._why_end(number, steps, seconds):
-                self._evaluate(number)
-            self.record.flush(time.monotonic())
-            if self.record.divergence.problem:
-                self._save(number)
-                raise TrainingFailed(self.record.divergence.problem)
-        self._save(number)
-        totals.compute_s, totals.rss_bytes = self.record.seconds, rss_bytes()
-        self.record.node_left(0, "the run is over")
-        return why
-
-    def _is_evaluated_at(self, done: int, steps: int | None) -> bool:
-        return done == steps or self.schedule.step(done - 1).is_last_of_epoch
-
-    def _evaluate(self, done: int) -> None:
-        if not self.job.evaluate:
-            return
-        try:
-            metrics = on_copy(self.job, self.master.model, self.schedule.seed)
-        except TrainingFailed:
-            self._save(done)
-            raise
-        self.record.evaluated(self.schedule.step(done - 1).epoch, done, metrics)
-
-    def _save(self, steps: int) -> None:
-        front = self.schedule.position(steps)
-        position = Position("sync", steps + self._ahead, steps, steps, front, seconds=self.record.seconds)
-        self.keeper.save(position, self.fold)
-
-    def _why_end(self, done: int, steps: int | None, seconds: float | None) -> str:
-        if steps is not None and done >= steps:
-            return f"{done} steps done"
-        if seconds is not None and self.record.seconds >= seconds:
-            return f"{seconds:g} seconds are over"
-        return self.stop_reason
-
-    def _train_step(self, step: Step) -> bool:
-        self.trainer.weights.raw.copy_(self.master.weights.raw)
-        self.trainer.weights_changed()
-        for batch in range(step.batches):
-            if self.stop_reason:
-                return False
-            self._train_batch(step, batch)
-        self._is_between_versions = False
-        self.fold.make(MakeVersion(step.number, step.number + 1))
-        self._is_between_versions = True
-        self.record.step_closed(step)
-        return True
-
-    def _train_batch(self, step: Step, batch: int) -> None:
-        sizes = self.schedule.sizes(step, batch, batch + 1)
-        fetch: Callable[[int], object] = lambda _: self.samples.batch(  # noqa: E731
-            self.schedule.ids(step, batch, batch + 1), self.trainer.seed_of(step.number, batch)
+    def __init__(self, job: Job, course: Course, samples: Samples, device: torch.device) -> None:
+        self._course, self._samples, self._now = course, samples, course.clock.now
+        self.pool, record = course.pool(is_open=False, is_alone=True), course.record()
+        if course.start.position.front != course.schedule.position(course.start.position.steps):
+            raise TrainingFailed(
+                f"{course.start.position.strategy} training was stopped in the middle of a step: "
+                "go on with at least one node"
+            )
+        self._traffic = Traffic()
+        self._trainer = Trainer(job, course.schedule.seed, device, course.master.spare)
+        record.node_joined(ME, "alone", socket.gethostname(), os.getpid())
+        self.run: Run = course.run(self.pool, record, EvaluatesHere(job, course.master.model, record), self.totals)
+        self._queue = EventQueue(
+            self.pool,
+            {**self.run.performers, events.GrantLease: self._granted, events.DropNode: lambda drop: None},
+            self._now,
         )
+        self._grant: events.GrantLease | None = None
+        self._version = -1  # of the weights that the trainer has
+        self._looked_at = -LOOK_S
+
+    def train(self) -> None:
         try:
-            place = Place(step.number, batch, sizes[0], sizes[0] / step.samples)
-            update, losses = self.trainer.compute([place], fetch)
-            if not update.is_finite():
-                raise TrainingFailed("the gradient is not finite: lower the learning rate or set clip_norm")
+            self._decide(events.NodeJoined(ME))
+            while self.run.ended is None:
+                if self.run.stop_reason:
+                    self._decide(events.StopRequested(self.run.stop_reason))
+                elif self._grant is not None:
+                    self._work(self._grant)
+                else:
+                    self._decide(events.Ticked())
+                self._look()
         except TrainingFailed as error:
-            raise TrainingFailed(f"step {step.number}, batch {batch}: {error}", error.details) from None
-        position = self.schedule.position(step.number) + batch
-        merge = MergeUpdate(0, Block(position, position + 1), step.number + 1 + self._ahead)
-        self.record.merged(merge, True, sizes, losses)
-        mine = self.master.take_buffer()
-        mine.raw.copy_(update.raw)
-        mine.touched = update.touched
-        self.trainer.release(update)
-        self.fold.merge(merge, mine)
+            self._queue.clear()
+            if self.run.is_between_versions:
+                self._decide(events.RunFailed(str(error), error.details))  # what was trained until then is kept
+            raise
+        finally:
+            self._traffic.compute_s, self._traffic.rss_bytes = self.run.record.seconds, rss_bytes()
+            self.run.record.node_left(ME, "the run is over")
+            self.run.record.series(self.totals(), self._now(), force=True)
+
+    def totals(self) -> list[NodeTotals]:
+        return [totals_of(node, part, self._traffic) for node, part in self.run.record.parts.items()]
+
+    def _decide(self, event: events.Event) -> None:
+        self._queue.post(event)
+        self._queue.work_off()
+
+    def _granted(self, grant: events.GrantLease) -> None:
+        if self.run.record.started_at is None:
+            self.run.record.started(self._now())
+        self._grant = grant
+
+    def _work(self, grant: events.GrantLease) -> None:
+        """Compute a lease, and hand it in."""
+        self._grant = None
+        schedule, trainer = self._course.schedule, self._trainer
+        if grant.version != self._version:
+            self._version = grant.version
+            trainer.weights.raw.copy_(self._course.master.weights.raw)
+            trainer.weights_changed()
+        places, fetch = [], []
+        for step, first, end in schedule.stretches(*grant.block):
+            for batch, size in zip(range(first, end), schedule.sizes(step, first, end), strict=True):
+                places.append(Place(step.number, batch, size, size / step.samples))
+                fetch.append((step, batch))
+        at = 0
+
+        def batch_at(i: int) -> Any:
+            nonlocal at
+            at = i
+            if self.run.stop_reason:
+                raise Enough(self.run.stop_reason)
+            step, batch = fetch[i]
+            return self._samples.batch(schedule.ids(step, batch, batch + 1), trainer.seed_of(step.number, batch))
+
+        try:
+            flat, losses = trainer.compute(places, batch_at)
+        except Enough:
+            return
+        except TrainingFailed as error:
+            self._decide(events.WorkFailed(ME, grant.lease, at, str(error), error.details))
+            return
+        problem = "" if flat.is_finite() else NOT_FINITE
+        self.run.take(grant.lease, self._own(flat), [place.samples for place in places], losses)
+        self._decide(events.UpdateArrived(ME, grant.lease, problem, batches=len(losses)))
+        self.run.put_down(grant.lease)
+
+    def _own(self, flat: Flat) -> Flat:
+        """In memory of the master's: on a CPU it is that already."""
+        if self._trainer.is_on_cpu:
+            return flat
+        mine = self._course.master.spare.take()
+        mine.raw.copy_(flat.raw)
+        mine.touched = flat.touched
+        self._trainer.release(flat)
+        return mine
+
+    def _look(self) -> None:
+        """A picture of the run now and then; and is training still going anywhere?"""
+        record, now = self.run.record, self._now()
+        record.flush()
+        if record.divergence.problem:
+            self._decide(events.RunFailed(record.divergence.problem))
+        if now - self._looked_at < LOOK_S:
+            return
+        self._looked_at = now
+        views = tuple(NodeView(totals, None, is_silent=False, leases=1) for totals in self.totals())
+        self._course.window.latest = picture(self.pool, record, views, now)
+        record.series([view.totals for view in views], now)

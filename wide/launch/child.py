@@ -20,19 +20,18 @@ from wide.config import Options
 from wide.errors import Interrupted, UsageError, WideError
 from wide.job.definition import Job
 from wide.job.loading import load
-from wide.launch.crew import Crew, Member
-from wide.launch.training import Run
+from wide.launch.crew import Crew, LocalNodes, Member
+from wide.launch.training import Training
 from wide.node.evaluator import Evaluator
 from wide.node.greeting import Identity, introduce, pick_device
 from wide.node.membership import Membership
 from wide.telemetry.log import log, logging_to
-from wide.transport.connection import Connection
-from wide.transport.tcp import SILENCE_S, connect
+from wide.transport.tcp import SILENCE_S
 
 RETRY_S = 60.0  # a node that was paused finds its pool again
 
 
-def coordinate(job: str | bytes, name: str, options: Options, only_plans: bool, is_relayed: bool, parent: Pipe) -> None:
+def coordinate(job: str | bytes, name: str, options: Options, is_relayed: bool, parent: Pipe) -> None:
     """Train, or plan, and tell the parent how it ended: ("result", JSON) or ("error", exit code, words, traceback).
 
     A process group of its own: Ctrl-C in the terminal reaches the parent, which passes it on once, as SIGTERM.
@@ -43,7 +42,7 @@ def coordinate(job: str | bytes, name: str, options: Options, only_plans: bool, 
     if is_relayed:
         sys.stderr = _Relay(parent)
     try:
-        answer: tuple[object, ...] = ("result", _train(job, name, options, only_plans))
+        answer: tuple[object, ...] = ("result", _train(job, name, options))
     except WideError as error:
         answer = ("error", error.exit_code, str(error), error.details)
     except KeyboardInterrupt:
@@ -57,18 +56,20 @@ def _not_begun(number: int, frame: FrameType | None) -> None:
     raise Interrupted("interrupted before training began", number)
 
 
-def _train(job: str | bytes, name: str, options: Options, only_plans: bool) -> str:
+def _train(job: str | bytes, name: str, options: Options) -> str:
     loaded = _job(job)
-    run = Run(loaded, name, options)
+    training = Training(loaded, name, options)
     came: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: came.append(number))  # raised amid a fork, it would be lost
-    evaluates = loaded.evaluate is not None and not only_plans
-    with contextlib.closing(Crew(job, options, options.node_count, evaluates)) as crew:
+    launcher = LocalNodes(job, options, options.node_count)
+    evaluates = loaded.evaluate is not None and not options.only_plans
+    with contextlib.closing(Crew(job, options, launcher, evaluates)) as crew:
         signal.signal(signal.SIGTERM, _not_begun)
         if came:
             _not_begun(came[0], None)
         threading.Thread(target=_end_with_parent, daemon=True).start()
-        return run.plan(crew) if only_plans else run.train(crew).to_json()
+        result = training.train(crew)
+        return training.plan_words if options.only_plans else result.to_json()
 
 
 class _Relay:
@@ -96,14 +97,13 @@ def serve_pool(member: Member) -> None:
     name = f"local-{member.index}" if member.role == "node" else "evaluator"
     with logging_to("verbose" if member.log == "verbose" else "silent"):
         try:
-            device = pick_device(member.device if member.role == "node" else "cpu", member.index - 1)
-            identity = Identity(member.token, name, os.getpid(), device, member.role)
-            silence_s = SILENCE_S if member.role == "node" else None
-            dial = functools.partial(connect, member.host, member.port, member.sockets, silence_s=silence_s)
+            device = pick_device(member.device, member.index - 1)
+            identity = Identity(member.endpoint.token, name, os.getpid(), device, member.role)
             if member.role == "node":
-                Membership(lambda: Connection(dial()), identity, lambda: _job(member.job)).last(RETRY_S)
+                dial = functools.partial(member.endpoint.dial, SILENCE_S)
+                Membership(dial, identity, lambda: _job(member.job)).last(RETRY_S)
             else:
-                connection, job = Connection(dial()), _job(member.job)
+                connection, job = member.endpoint.dial(), _job(member.job)
                 torch.set_num_threads(job.threads)
                 Evaluator(connection, job, introduce(connection, identity, job.threads)).work()
         except WideError as error:

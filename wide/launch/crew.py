@@ -1,17 +1,31 @@
-"""The processes of a pool that run on this machine, and the door they come in by.
+"""A pool's door on this machine, and whoever was started to come in by it. Opened before the coordinator starts any
+thread, because it may have to fork.
 
-Opened before the coordinator starts any thread, because it may have to fork.
+Where nodes come from is a launcher's business: `LocalNodes` starts processes here; `Elsewhere` waits for `wide join`.
+Another engine is another launcher.
 """
 
 from __future__ import annotations
 
 import secrets
+from typing import Protocol
 
 import msgspec
 
-from wide.config import Options, Sockets
+from wide.config import Options
 from wide.launch.processes import GRACE_S, Children
+from wide.transport.endpoint import Endpoint
 from wide.transport.tcp import Listener
+
+
+class Launcher(Protocol):
+    """Starts nodes for a pool."""
+
+    is_open: bool  # may others come, too?
+
+    def start(self, endpoint: Endpoint) -> None: ...
+    def trouble(self) -> str: ...  # why no node will ever come any more, if so
+    def close(self) -> None: ...
 
 
 class Member(msgspec.Struct, frozen=True):
@@ -19,45 +33,68 @@ class Member(msgspec.Struct, frozen=True):
 
     role: str
     index: int
-    host: str
-    port: int
-    token: str
+    endpoint: Endpoint
     job: str | bytes
     device: str
     log: str
-    sockets: Sockets
+
+
+class LocalNodes:
+    """`count` node processes on this machine."""
+
+    is_open = False
+
+    def __init__(self, job: str | bytes, options: Options, count: int) -> None:
+        self._job, self._options, self._count = job, options, count
+        self._children = Children()
+
+    def start(self, endpoint: Endpoint) -> None:
+        for index in range(1, self._count + 1):
+            member = Member("node", index, endpoint, self._job, self._options.device, self._options.log)
+            self._children.start("wide.launch.child", "serve_pool", member)
+
+    def trouble(self) -> str:
+        if not self._children.are_all_gone:
+            return ""
+        return f"all nodes are gone, their exit codes: {self._children.exit_codes()}; --log verbose tells more"
+
+    def close(self) -> None:
+        self._children.stop(GRACE_S)
+
+
+class Elsewhere:
+    """Nodes come by themselves, whenever they like."""
+
+    is_open = True
+
+    def start(self, endpoint: Endpoint) -> None:
+        """That is done on other machines."""
+
+    def trouble(self) -> str:
+        return ""
+
+    def close(self) -> None:
+        """They end by themselves, too."""
 
 
 class Crew:
-    """`nodes` node processes (none, if nodes come from elsewhere), and an evaluator if the job evaluates."""
+    """The listener, the nodes that a launcher starts, and an evaluator if the job evaluates."""
 
-    def __init__(self, job: str | bytes, options: Options, nodes: int, evaluates: bool, token: str = "") -> None:
+    def __init__(
+        self, job: str | bytes, options: Options, launcher: Launcher, evaluates: bool, token: str = ""
+    ) -> None:
         self.listener = Listener(options.host, options.port, options.socket)
-        self.token = token or secrets.token_hex(16)
-        self.evaluator_token = secrets.token_hex(16)
-        self.is_local = nodes > 0
-        self._job, self._options = job, options
-        self._nodes, self._evaluators = Children(), Children()
-        for index in range(1, nodes + 1):
-            self._start(self._nodes, "node", index, self.token)
+        self.token, self.evaluator_token = token or secrets.token_hex(16), secrets.token_hex(16)
+        self.is_open, self.trouble = launcher.is_open, launcher.trouble
+        self._launcher, self._evaluator = launcher, Children()
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.listener.host, self.listener.host)
+        launcher.start(Endpoint(host, self.listener.port, self.token, options.socket))
         if evaluates:
-            self._start(self._evaluators, "evaluator", 0, self.evaluator_token)
-
-    def trouble(self) -> str:
-        """Why this pool cannot go on, if it cannot: its own nodes are all gone, and nobody else would come."""
-        if not self.is_local or not self._nodes.are_all_gone:
-            return ""
-        return f"all nodes are gone, their exit codes: {self._nodes.exit_codes()}; --log verbose tells more"
+            endpoint = Endpoint(host, self.listener.port, self.evaluator_token, options.socket)
+            member = Member("evaluator", 0, endpoint, job, "cpu", options.log)
+            self._evaluator.start("wide.launch.child", "serve_pool", member)
 
     def close(self) -> None:
         self.listener.close()
-        for children in (self._nodes, self._evaluators):
-            children.stop(GRACE_S)
-
-    def _start(self, children: Children, role: str, index: int, token: str) -> None:
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.listener.host, self.listener.host)
-        options = self._options
-        member = Member(
-            role, index, host, self.listener.port, token, self._job, options.device, options.log, options.socket
-        )
-        children.start("wide.launch.child", "serve_pool", member)
+        self._launcher.close()
+        self._evaluator.stop(GRACE_S)

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from types import FrameType
 
 from wide.config import Sockets
-from wide.errors import Interrupted, UsageError
+from wide.errors import Interrupted
 from wide.job.loading import load
 from wide.launch.token import read_token
 from wide.node.greeting import Identity, pick_device
 from wide.node.membership import Membership, raise_for
-from wide.node.worker import Left
+from wide.node.session import Left
 from wide.telemetry.log import log, logging_to
-from wide.transport.connection import Connection
-from wide.transport.tcp import SILENCE_S, connect
+from wide.transport.endpoint import endpoint
+from wide.transport.tcp import SILENCE_S
 
 RETRY_S = 3600.0  # how long a pool is looked for that went away
 
@@ -39,17 +39,10 @@ class Joining:
 
 def join(joining: Joining) -> int:
     """Returns the exit code the coordinator asked for."""
-    address, token_file, sockets = joining.address, joining.token_file, joining.sockets
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
-        raise UsageError(f"{address}: expected HOST:PORT, as `wide serve` printed it")
-    token = read_token(token_file)
-    if not token:
-        raise UsageError("no token: set WIDE_TOKEN or give --token-file, with the token of `wide serve`")
+    pool = endpoint(joining.address, read_token(joining.token_file), joining.sockets)
     job = load(joining.job)
-    identity = Identity(token, joining.name or socket.gethostname(), os.getpid(), pick_device(joining.device))
-    dial = functools.partial(connect, host.strip("[]"), int(port), sockets, silence_s=SILENCE_S)
-    membership = Membership(lambda: Connection(dial()), identity, lambda: job)
+    identity = Identity(pool.token, joining.name or socket.gethostname(), os.getpid(), pick_device(joining.device))
+    membership = Membership(functools.partial(pool.dial, SILENCE_S), identity, lambda: job)
     signals: list[int] = []
 
     def leave(number: int, frame: FrameType | None) -> None:

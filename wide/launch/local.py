@@ -39,7 +39,7 @@ def run_file(spec: str, options: Options) -> Result:
 def plan_file(spec: str, options: Options) -> bytes:
     """`wide plan FILE`, as JSON."""
     path, _ = find(spec)
-    return _run_in_child(spec, path.stem, options, only_plans=True)
+    return _run_in_child(spec, path.stem, msgspec.structs.replace(options, only_plans=True))
 
 
 def run_job(job: Job, **given: Any) -> Result:
@@ -82,15 +82,15 @@ def _cache_again(parameters: dict[str, Any], function: Any) -> Any:
 
 
 def _run_here(job: Job, name: str, options: Options) -> Result:
-    from wide.launch.training import Run
+    from wide.launch.training import Training
 
-    return Run(job, name, options).train(crew=None)
+    return Training(job, name, options).train(crew=None)
 
 
-def _run_in_child(job: str | bytes, name: str, options: Options, only_plans: bool = False) -> bytes:
+def _run_in_child(job: str | bytes, name: str, options: Options) -> bytes:
     """The coordinator's answer."""
     ours, theirs = CONTEXT.Pipe(duplex=False)
-    arguments = (job, name, options, only_plans, not _is_own_stderr(), theirs)
+    arguments = (job, name, options, not _is_own_stderr(), theirs)
     with _Signals() as signals:
         warm_up(job if isinstance(job, str) else "", nodes_optimize=options.strategy in ("local", "auto"))
         process = Children().start("wide.launch.child", "coordinate", *arguments, may_have_children=True)

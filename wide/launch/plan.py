@@ -33,17 +33,13 @@ def is_address(target: str) -> bool:
 
 def ask_pool(address: str, token_file: str | None, sockets: Sockets) -> dict[str, Any]:
     """What a running coordinator has measured."""
-    from wide.transport.connection import Connection
-    from wide.transport.tcp import connect
+    from wide.transport.endpoint import endpoint
     from wide.wire import messages as say
 
-    token = read_token(token_file)
-    if not token:
-        raise UsageError("no token: set WIDE_TOKEN or give --token-file, with the token of `wide serve`")
-    host, _, port = address.rpartition(":")
-    connection = Connection(connect(host.strip("[]"), int(port), sockets))
+    pool = endpoint(address, read_token(token_file), sockets)
+    connection = pool.dial()
     try:
-        connection.send(say.Hello(token, "planner", "planner", socket.gethostname(), os.getpid(), ""))
+        connection.send(say.Hello(pool.token, "planner", "planner", socket.gethostname(), os.getpid(), ""))
         answer = connection.wait()
     finally:
         connection.close()

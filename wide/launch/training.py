@@ -7,27 +7,26 @@ import gc
 import math
 import signal
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 from types import FrameType
-from typing import Any
 
-import msgspec
 import torch
 
+from wide.codec.encoders import Encoders
 from wide.codec.layout import unbind
 from wide.config import Options
-from wide.coordinator.door import Door
-from wide.coordinator.evaluation import Evaluation
-from wide.coordinator.events import Position
-from wide.coordinator.feed import Feed
-from wide.coordinator.keeper import Keeper, restore, schedule_of
+from wide.coordinator import assembly, resume
+from wide.coordinator.assembly import Course
+from wide.coordinator.checkpoints import FileWriter
 from wide.coordinator.master import Master
-from wide.coordinator.record import Record
-from wide.coordinator.server import Server
-from wide.coordinator.state import Pool
+from wide.coordinator.resume import Start
+from wide.coordinator.run import Run
 from wide.dashboard.terminal import watching
-from wide.errors import Interrupted, TrainingFailed, UsageError
+from wide.errors import Interrupted, TrainingFailed
+from wide.exchange.door import Door
+from wide.exchange.feed import Feed
 from wide.job.definition import Job
 from wide.job.model import build_model
 from wide.job.samples import Samples
@@ -42,29 +41,21 @@ from wide.store.rundb import RunDb
 from wide.store.weights import weights_sha256
 from wide.telemetry.log import log, logging_to
 from wide.telemetry.process import build
-from wide.telemetry.progress import Progress
+from wide.telemetry.snapshot import Window
+from wide.telemetry.totals import NodeTotals
+from wide.transport.hub import TcpHub
 
-LENGTHS = ("steps", "epochs", "seconds")  # how long to train is one wish: any of them replaces all
-MEASURES = "local"  # what a pool begins with that chooses by itself: all nodes compute, whatever the network
 
-
-class Run:
+class Training:
     """One run: its folder, its job, its numbers."""
 
     def __init__(self, job: Job, name: str, options: Options) -> None:
         self.job, self.options = job, options
         self.folder = RunFolder(options.out, options.resume, name)
         self.dir = self.folder.path
-        self._start, self._fold_state = Position(), None
-        self._saved: checkpoint.Checkpoint | None = None
-        self._saved_in = self.dir
-        self._only_plans, self._plan_words = False, ""
-
-    def plan(self, crew: Crew) -> str:
-        """Train only until it is known how this pool should train. Returns that, as JSON."""
-        self._only_plans = True
-        self.train(crew)
-        return self._plan_words
+        self._run: Run | None = None  # once there is one
+        self._stop_reason = ""
+        self.plan_words = ""  # the plan as JSON, if that is all that was wanted
 
     def train(self, crew: Crew | None) -> Result:
         """Train to the end, with whoever comes in by the crew's door; without a crew, all alone."""
@@ -73,84 +64,65 @@ class Run:
             stack.enter_context(logging_to(self.options.log, self.dir / LOG))
             db = stack.enter_context(contextlib.closing(RunDb(self.dir / DATABASE, log.error)))
             stack.enter_context(_threads(self.job.threads))
-            self._find_checkpoint()
-            self.seed = self.options.seed if self.options.seed is not None else self.job.seed
-            self.strategy = MEASURES if self.options.strategy == "auto" else self.options.strategy or "sync"
-            samples = Samples(self.job, self.seed)
-            self.schedule = Schedule(len(samples), self.job.batch_size, self.job.batches_per_step, self.seed)
-            self.steps = self._length()
-            self.record = Record(db, Progress(self.steps, self.options.seconds), self.schedule)
-            with _collector_paused(is_own_process=crew is not None):
-                self.master = Master(self.job, build_model(self.job, self.seed), self.seed)
-            self._resume()
-            stack.enter_context(watching(self.record.progress, self.options.log != "silent"))
-            version = self._start.version if self._saved is not None else None
-            keeper = Keeper(self.dir / CHECKPOINTS, self.options.keep, self.master, self.record, self._asked(), version)
+            course, samples = self._course(db, is_own_process=crew is not None)
+            stack.enter_context(watching(course.window, self.options.log != "silent"))
+            received = stack.enter_context(_signals_to(self._stop))  # until the last checkpoint is written
             try:
-                with contextlib.closing(keeper):
-                    if crew is None:
-                        interrupted_by = self._alone(samples, keeper, stack)
-                    else:
-                        interrupted_by = self._pool(samples, crew, keeper, stack)
+                with contextlib.closing(FileWriter(self.dir / CHECKPOINTS, self.options.keep, db)) as writer:
+                    course = replace(course, writer=None if self.options.only_plans else writer)
+                    nodes = self._alone(course, samples) if crew is None else self._pool(course, samples, crew)
             except TrainingFailed as error:
-                self.record.flush(time.monotonic(), force=True)
-                steps = len(self.record.losses)
+                steps = len(self._run.record.losses) if self._run is not None else 0
                 kept = f"; what was trained until step {steps} is in {self.dir}" if steps else ""
                 raise TrainingFailed(f"{error}{kept}", error.details) from None
-            self.record.flush(time.monotonic(), force=True)
-            return self._finish(interrupted_by)
+            result = self._result(course, nodes)
+            if received:
+                words = f"interrupted after step {result.steps}; go on with --resume {self.dir}"
+                raise Interrupted(words, received[0])
+            return result
 
-    def _find_checkpoint(self) -> None:
-        """The one to go on from, if there is one; options that are not given are as they were."""
+    def _course(self, db: RunDb, is_own_process: bool) -> tuple[Course, Samples]:
+        """What was asked for, and, if this run was begun before, where it is."""
+        found = self._find_checkpoint()
+        where = str(self.dir)
+        if found is not None:
+            self.options = resume.remembered(self.options, found[1], where)
+        seed = self.options.seed if self.options.seed is not None else self.job.seed
+        samples = Samples(self.job, seed)
+        schedule = Schedule(len(samples), self.job.batch_size, self.job.batches_per_step, seed)
+        with _collector_paused(is_own_process):
+            master = Master(self.job, build_model(self.job, seed), seed)
+        start = Start(is_resumed=self.folder.holds_run)
+        if found is not None:
+            start = resume.restore(found[1], schedule, master, where)
+            self._forget_newer(found[0])
+        steps = resume.length(self._length(schedule), start.position, schedule, where)
+        if start.is_resumed:
+            log.info("going on from step %d of %s", start.position.steps, self.dir)
+        return Course(self.options, schedule, master, steps, db, None, start, window=Window()), samples
+
+    def _find_checkpoint(self) -> tuple[Path, checkpoint.Checkpoint] | None:
+        """The one to go on from, if there is one."""
         folder = self.dir / CHECKPOINTS
         if not self.folder.holds_run or not checkpoint.is_any(folder):
-            return
-        self._saved_in, self._saved, problems = checkpoint.newest(folder)
+            return None
+        path, saved, problems = checkpoint.newest(folder)
         for problem in problems:
             log.error("%s", problem)
-        asked = {name: value for name, value in self._saved.state["asked"].items() if value is not None}
-        if any(getattr(self.options, name) is not None for name in LENGTHS):
-            asked = {name: value for name, value in asked.items() if name not in LENGTHS}
-        given = {name: getattr(self.options, name) for name in asked if getattr(self.options, name) is not None}
-        if given.get("seed", asked["seed"]) != asked["seed"]:
-            raise UsageError(
-                f"--seed {given['seed']}: {self.dir} was begun with seed {asked['seed']}, and stays with it"
-            )
-        self.options = msgspec.structs.replace(self.options, **(asked | given))
+        return path, saved
 
-    def _forget_newer(self) -> None:
+    def _forget_newer(self, path: Path) -> None:
         folder = self.dir / CHECKPOINTS
         try:
-            checkpoint.forget_after(folder, self._saved_in)
+            checkpoint.forget_after(folder, path)
         except OSError as error:
             raise TrainingFailed(
                 f"{folder} cannot be written ({error.strerror}): free some room, then try again"
             ) from None
 
-    def _asked(self) -> dict[str, Any]:
-        return {"seed": self.seed} | {name: getattr(self.options, name) for name in ("strategy", "compress", *LENGTHS)}
-
-    def _resume(self) -> None:
-        if not self.folder.holds_run:
-            return
-        if self._saved is not None:
-            now = schedule_of(self.schedule)
-            for name, before in self._saved.state["schedule"].items():
-                if before != now[name]:
-                    raise UsageError(f"{self.dir} was begun with {name} {before}, and this job has {now[name]}")
-            self._start, self._fold_state = restore(self.master, self._saved)
-            self._forget_newer()
-        reach = self.schedule.step_at(self._start.front - 1).number + 1 if self._start.front else 0
-        if self.steps is not None and self.steps < reach:
-            if self._start.front != self.schedule.position(self._start.steps):
-                raise UsageError(f"{self.steps} steps: {self.dir} is at step {reach} already; say --steps {reach}")
-            self.steps = self._start.steps  # all is done
-        self.record.resume(self._start, self._saved.state if self._saved is not None else {})
-        log.info("going on from step %d of %s", self._start.steps, self.dir)
-
-    def _length(self) -> int | None:
+    def _length(self, schedule: Schedule) -> int | None:
         """How long to train. --steps or --epochs replace what the job says; --seconds is a limit on top of either."""
-        if self._only_plans:
+        if self.options.only_plans:
             return None
         steps, epochs = self.options.steps, self.options.epochs
         if steps is None and epochs is None:
@@ -158,71 +130,62 @@ class Run:
         if steps is None and epochs is None and self.options.seconds is None:
             epochs = 1
         limits = [steps] if steps is not None else []
-        limits += [self.schedule.steps_for(epochs)] if epochs is not None else []
+        limits += [schedule.steps_for(epochs)] if epochs is not None else []
         return min(limits) if limits else None
 
-    def _alone(self, samples: Samples, keeper: Keeper, stack: contextlib.ExitStack) -> list[int]:
-        self.strategy = "sync"  # of one node all are the same
-        if self._start.front != self.schedule.position(self._start.steps):
-            raise TrainingFailed(
-                f"{self._start.strategy} training was stopped in the middle of a step: go on with at least one node"
-            )
-        alone = Alone(self.job, self.master, samples, self.schedule, self.record, keeper)
-        limits = (self._start, self.steps, self.options.seconds, self.options.checkpoint_every)
-        received = stack.enter_context(_signals_to(alone))  # until the last checkpoint is written
-        log.info("%s", alone.train(*limits, pick_device(self.options.device)))
-        return received
+    def _alone(self, course: Course, samples: Samples) -> list[NodeTotals]:
+        alone = Alone(self.job, course, samples, pick_device(self.options.device))
+        self._began(alone.run)
+        alone.train()
+        self._tell_end()
+        return alone.totals()
 
-    def _pool(self, samples: Samples, crew: Crew, keeper: Keeper, stack: contextlib.ExitStack) -> list[int]:
+    def _pool(self, course: Course, samples: Samples, crew: Crew) -> list[NodeTotals]:
         here = build(pick_device(self.options.device), self.job.threads)
-        door = Door(crew.token, crew.evaluator_token, self.seed, self.options.data, self.options.codecs, here)
-        pool = Pool(
-            self.schedule,
-            self.steps,
-            self.options.seconds,
-            not crew.is_local,
-            self.strategy,
-            self.master.descent.is_plain,
-            self._start,
-            self.options.checkpoint_every,
-        )
-        feed = Feed(samples, self.schedule)
-        evaluation = Evaluation(self.record, self.job.evaluate is not None and not self._only_plans)
-        kept = None if self._only_plans else keeper
-        server = Server(crew.listener, door, pool, self.master, feed, self.record, evaluation, kept)
-        if self.folder.holds_run:
-            server.resume(self._start, self._fold_state)
-        server.chooses_strategy, server.only_plans = self.options.strategy == "auto", self._only_plans
-        received = stack.enter_context(_signals_to(server))  # until the last checkpoint is written
+        seed = course.schedule.seed
+        door = Door(crew.token, crew.evaluator_token, seed, self.options.data, self.options.codecs, here)
+        feed, encoders = Feed(samples, course.schedule), Encoders()
+        evaluates = self.job.evaluate is not None and not self.options.only_plans
+        server = assembly.server(course, TcpHub(crew.listener), door, feed, encoders, crew.is_open, evaluates)
+        self._began(server.run)
         try:
             server.serve(crew.trouble)
         finally:
+            encoders.close()
             server.close()
             feed.close()
-        if server.ended is not None and server.ended.failure:
-            raise TrainingFailed(server.ended.failure, server.ended.details)
-        log.info("%s", server.ended.why if server.ended else "")
-        self.strategy, self._plan_words = pool.course.name, server.plan_words
-        return received
+        self._tell_end()
+        self.plan_words = server.plan_words
+        return server.totals()
 
-    def _finish(self, interrupted_by: list[int]) -> Result:
-        result = self._result()
-        if interrupted_by:
-            words = f"interrupted after step {result.steps}; go on with --resume {self.dir}"
-            raise Interrupted(words, interrupted_by[0])
-        return result
+    def _began(self, run: Run) -> None:
+        self._run = run
+        run.stop_reason = self._stop_reason or run.stop_reason  # a signal may have come before
 
-    def _result(self) -> Result:
-        record = self.record
-        unbind(self.master.model)
+    def _stop(self, reason: str) -> None:
+        self._stop_reason = reason
+        if self._run is not None:
+            self._run.stop_reason = reason
+
+    def _tell_end(self) -> None:
+        end = self._run.ended if self._run is not None else None
+        if end is not None and end.failure:
+            raise TrainingFailed(end.failure, end.details)
+        log.info("%s", end.why if end is not None else "")
+
+    def _result(self, course: Course, nodes: list[NodeTotals]) -> Result:
+        assert self._run is not None
+        record, model = self._run.record, course.master.model
+        record.flush(force=True)
+        unbind(model)
         seconds = max(record.seconds, 1e-9)
         tenth = max(1, len(record.losses) // 10)
         first, last = record.losses[:tenth], record.losses[-tenth:]
         return Result(
             run_dir=str(self.dir),
-            strategy=self.strategy,
+            strategy=self._run.strategy.name,
             steps=len(record.losses),
-            epochs=record.batches / self.schedule.batches_per_epoch,
+            epochs=record.batches / course.schedule.batches_per_epoch,
             batches=record.batches,
             samples=record.samples,
             seconds=record.seconds,
@@ -230,10 +193,10 @@ class Run:
             samples_per_s=record.samples / seconds,
             loss_first=sum(first) / tenth if first else None,
             loss_last=sum(last) / tenth if last else None,
-            weights_sha256=weights_sha256(self.master.model),
+            weights_sha256=weights_sha256(model),
             metrics={name: value if math.isfinite(value) else None for name, value in record.metrics.items()},
-            nodes=list(record.nodes.values()),
-            model=self.master.model,
+            nodes=nodes,
+            model=model,
         )
 
 
@@ -265,7 +228,7 @@ def _threads(count: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _signals_to(runner: Server | Alone) -> Iterator[list[int]]:
+def _signals_to(stop: Callable[[str], None]) -> Iterator[list[int]]:
     """Ctrl-C and SIGTERM end the run cleanly; a second Ctrl-C ends it at once. Yields the signals that came."""
     received: list[int] = []
 
@@ -273,7 +236,7 @@ def _signals_to(runner: Server | Alone) -> Iterator[list[int]]:
         if received:
             raise KeyboardInterrupt
         received.append(number)
-        runner.stop_reason = "stopped by a signal"
+        stop("stopped by a signal")
 
     if threading.current_thread() is not threading.main_thread():
         yield received  # only a main thread may have handlers; elsewhere the caller decides

@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 
 from wide.errors import BY_EXIT_CODE, ProtocolError, UsageError, WideError
-from wide.telemetry.process import build
+from wide.telemetry.process import build, machine, usable_cores
 from wide.transport.connection import Connection
 from wide.wire import messages as say
 from wide.wire.frames import Destinations, no_payload
@@ -55,6 +55,8 @@ def introduce(connection: Connection, identity: Identity, threads: int) -> say.W
         identity.pid,
         build(identity.device, threads),
         identity.key,
+        machine() if identity.device.type == "cpu" else "",  # who computes elsewhere does not share cores
+        max(1, usable_cores() // threads),
     )
     connection.send(hello)
     welcome = _expect(connection, say.Welcome)

@@ -6,14 +6,15 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from wide.codec.ladder import RAW
 from wide.errors import ProtocolError, WideError
-from wide.node.parcels import Parcels, Unpacking
-from wide.node.trainer import Place, Trainer
+from wide.node.payloads import Payloads, Shelf, Unpacking
+from wide.node.trainer import Place
+from wide.strategy.catalogue import STRATEGIES
 from wide.transport.connection import Connection
 from wide.wire import messages as say
 from wide.wire.frames import Destinations, no_payload
@@ -32,10 +33,10 @@ class Package:
     """Work, and its data as far as it has come: sample ids, or the batches' bytes."""
 
     work: say.Work
-    ids: bytearray
-    batches: torch.Tensor
     since: float
     nbytes_before: int
+    ids: bytearray = field(default_factory=bytearray)
+    batches: torch.Tensor | None = None
     received_nbytes: int = 0
     received_s: float = 0.0
     distracted_s: float = 0.0  # the longest while in which nobody looked for more
@@ -54,8 +55,8 @@ class Package:
 class Inbox:
     """`ready` holds work that has come whole. `has_new_weights`: so has a version that nobody has looked at."""
 
-    def __init__(self, connection: Connection, trainer: Trainer, parcels: Parcels) -> None:
-        self._connection, self._trainer, self._parcels = connection, trainer, parcels
+    def __init__(self, connection: Connection, shelf: Shelf, payloads: Payloads) -> None:
+        self._connection, self._shelf, self._payloads = connection, shelf, payloads
         self.ready: deque[Package] = deque()
         self.has_new_weights = False
         self._has_weights = False
@@ -90,31 +91,31 @@ class Inbox:
             return (memoryview(self._parts[-1]),)
         if not isinstance(message, say.Work):
             return no_payload(message, nbytes)
-        weights = self._trainer.weights.bytes[: message.weights_nbytes]
+        weights = self._shelf.weights.bytes[: message.weights_nbytes]
         if len(weights) != message.weights_nbytes or nbytes < len(weights):
             raise ProtocolError("wrong payload", f"{message.weights_nbytes} bytes of weights")
-        data_nbytes, ids_nbytes = sum(run[0] for run in message.runs), 0
-        is_raw = message.batches is not None and message.batches_codec == RAW
-        if message.batches is None:
-            ids_nbytes = nbytes - len(weights)
-        elif nbytes - len(weights) != (data_nbytes if is_raw else 0):
-            raise ProtocolError("wrong payload", f"{nbytes} bytes for {data_nbytes} bytes of batches")
-        batches = torch.empty(data_nbytes, dtype=torch.uint8)
-        since, nbytes_before = time.perf_counter(), self._connection.bytes_received
-        package = Package(message, bytearray(ids_nbytes), batches, since, nbytes_before)
+        package = Package(message, time.perf_counter(), self._connection.bytes_received)
         self._begun.append(package)
-        return (weights, batches.numpy().data if is_raw else memoryview(package.ids))
+        data_nbytes = nbytes - len(weights)
+        if message.batches is None:
+            package.ids = bytearray(data_nbytes)
+            return (weights, memoryview(package.ids))
+        package.batches = torch.empty(sum(run[0] for run in message.runs), dtype=torch.uint8)
+        is_raw = message.batches_codec == RAW
+        if data_nbytes != (len(package.batches) if is_raw else 0):
+            raise ProtocolError("wrong payload", f"{data_nbytes} bytes for {len(package.batches)} bytes of batches")
+        return (weights, package.batches.numpy().data) if is_raw else (weights,)
 
     def _begin(self, package: Package) -> None:
         work = package.work
         if work.refused:
-            self._parcels.refused(work.refused)
-        if work.weights_codecs or work.strategy != "sync":
-            self._trainer.keep_versions()
+            self._payloads.refused(work.refused)
+        if work.weights_codecs or STRATEGIES[work.strategy].overlaps:
+            self._shelf.keep_versions()
         if not work.weights_nbytes and not work.weights_codecs:
             self.has_new_weights = self.has_new_weights or not self._has_weights
             self._has_weights = True  # those that this node has built are the pool's
-        unpacking = self._parcels.unpack(work, not self._has_weights, package.batches)
+        unpacking = self._payloads.unpack(work, not self._has_weights, package.batches)
         self._current = package, unpacking
         self._go_on(None)
 

@@ -17,15 +17,15 @@ import torch
 from wide.codec.layout import Flat
 from wide.job.definition import Job
 from wide.job.descent import Descent
-from wide.node.passes import Passes
+from wide.node.fused import Fused
 from wide.node.trainer import Place, Trainer
 
 
-class LocalTraining:
-    """A trainer with an optimizer of its own, whose state stays here."""
+class OwnSteps:
+    """A trainer with an optimizer of its own, whose state stays on this node."""
 
-    def __init__(self, job: Job, trainer: Trainer, passes: Passes, seed: int) -> None:
-        self._trainer, self._passes = trainer, passes
+    def __init__(self, job: Job, trainer: Trainer, fused: Fused, seed: int) -> None:
+        self._trainer, self._fused = trainer, fused
         self._descent = Descent(job, trainer.model, [slot.name for slot in trainer.layout.trainable], seed)
         self._anchor = Flat(trainer.layout, only_live=False, device=trainer.device)
         self._spare = Flat(trainer.layout, only_live=False, device=trainer.device)
@@ -67,7 +67,7 @@ class LocalTraining:
             mine = places[first : first + group]
             samples = sum(place.samples for place in mine)
             weighted = [place._replace(weight=place.samples / samples) for place in mine]
-            total, new = self._passes.sum(weighted, partial(_shifted, batch_at, first))
+            total, new = self._fused.sum(weighted, partial(_shifted, batch_at, first))
             self._descent.step(total.trainable, total.touched, places[0].step + first // group)
             self._descent.advance(places[0].step + first // group + 1)
             self._move_buffers(total)
@@ -90,7 +90,7 @@ class LocalTraining:
     @torch.no_grad()
     def delta(self) -> Flat:
         """Δ, in host memory: what was changed since the last one."""
-        bound, delta = self._trainer.bound, self._trainer.take_buffer()
+        bound, delta = self._trainer.bound, self._trainer.spare.take()
         for out, before, after in zip(delta.trainable, self._anchor.trainable, bound.trainable, strict=True):
             torch.sub(before, after, out=out)
         for out, before, after in zip(delta.averaged, self._anchor.averaged, bound.averaged, strict=True):

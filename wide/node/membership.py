@@ -1,4 +1,4 @@
-"""Being a member of a pool for as long as it lives: a connection that breaks is made again. Knows a worker and how to
+"""Being a member of a pool for as long as it lives: a connection that breaks is made again. Knows sessions and how to
 dial; knows no processes.
 """
 
@@ -17,7 +17,8 @@ from wide.errors import BY_EXIT_CODE, ConnectionLost, NotYet, TrainingFailed, Un
 from wide.job.definition import Job
 from wide.node.greeting import Identity, introduce
 from wide.node.pulse import Pulse
-from wide.node.worker import Left, Worker
+from wide.node.session import Left, Session
+from wide.node.workbench import Workbench
 from wide.telemetry.log import log
 from wide.transport.connection import Connection
 from wide.wire import messages as say
@@ -32,21 +33,22 @@ class Membership:
     def __init__(self, dial: Callable[[], Connection], identity: Identity, load: Callable[[], Job]) -> None:
         self._dial, self._identity, self._load = dial, identity, load
         self._job: Job | None = None
-        self._worker: Worker | None = None
-        self._is_attached = False
+        self._bench: Workbench | None = None
+        self._session: Session | None = None
         self._leaving_why = ""
         self._is_welcome = self._was_welcome = False  # by this connection, by any
+        self._chance = random.SystemRandom()  # the global one is seeded alike on every node
 
     def close(self) -> None:
-        if self._worker is not None:
-            self._worker.close()
+        if self._bench is not None:
+            self._bench.close()
 
     def leave(self, why: str) -> None:
         """Called by a signal handler: hand in what is finished, and go."""
         self._leaving_why = why
-        if self._worker is None or not self._is_attached:
+        if self._session is None:
             raise Left(why)
-        self._worker.leave(why)
+        self._session.leave(why)
 
     def last(self, retry_s: float) -> say.Stop:
         """Until the coordinator says stop. If it goes away, look for it for `retry_s`."""
@@ -69,7 +71,7 @@ class Membership:
                     deadline, pause_s = time.monotonic() + retry_s, FIRST_PAUSE_S
                 if not self._was_welcome or retry_s <= 0 or time.monotonic() > deadline:
                     raise
-            threading.Event().wait(pause_s * random.uniform(0.5, 1.0))
+            threading.Event().wait(pause_s * self._chance.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def _once(self) -> say.Stop:
@@ -91,19 +93,17 @@ class Membership:
         except ConnectionLost as error:
             raise ConnectionLost(f"the coordinator went away: {error}") from None
         finally:
-            self._is_attached = False
+            self._session = None
             connection.close()
 
     def _work(self, connection: Connection, job: Job, welcome: say.Welcome) -> say.Stop:
         """What fails is told to the coordinator, then raised."""
         try:
-            if self._worker is None or not self._worker.may_serve(welcome):
+            if self._bench is None or not self._bench.is_good_for(welcome):
                 self.close()
-                self._worker = Worker(connection, job, welcome, self._identity.device)
-            else:
-                self._worker.attach(connection)
-            self._is_attached = True
-            return self._worker.work()
+                self._bench = Workbench(job, welcome, self._identity.device)
+            session = self._session = Session(connection, self._bench)
+            return session.work()
         except TrainingFailed as error:
             connection.send(say.Failed(0, -1, str(error), error.details))
             raise

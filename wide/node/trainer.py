@@ -13,6 +13,7 @@ import torch
 from torch.autograd import Variable
 
 from wide.codec.layout import Flat, Layout, bind, join
+from wide.codec.spare import Spare
 from wide.errors import TrainingFailed, WideError
 from wide.job.definition import Job
 from wide.job.loading import users_code
@@ -37,7 +38,7 @@ class Place(NamedTuple):
 class Trainer:
     """A model bound to a flat buffer, and the loop over a lease's batches."""
 
-    def __init__(self, job: Job, seed: int, device: torch.device) -> None:
+    def __init__(self, job: Job, seed: int, device: torch.device, spare: Spare | None = None) -> None:
         self.job = job
         self.seed = seed
         self.device = device
@@ -58,9 +59,9 @@ class Trainer:
             for name, buffer in module._buffers.items()
             if buffer is not None
         ]
-        self._spare: list[Flat] = []
+        self.spare = spare if spare is not None and device.type == "cpu" else Spare(self.layout, device)
         self._seeds: dict[tuple[float, torch.dtype, torch.Size], torch.Tensor] = {}  # a handful: two per epoch's end
-        self._is_on_cpu = device.type == "cpu"
+        self.is_on_cpu = device.type == "cpu"
         self._on_host = Flat(self.layout, only_live=True) if device.type != "cpu" else None
 
     def keep_versions(self) -> None:
@@ -107,6 +108,7 @@ class Trainer:
         that this is enough, the sum is over the tree's first whole block.
         """
         total: TreeSum[Flat] = TreeSum(Block(0, len(places)), self._join)
+        self.spare.keep(len(places).bit_length() + 1)  # the tree's depth
         losses: list[float] = []
         with users_code("computing the loss and its gradient failed"):
             for i, place in enumerate(places):
@@ -122,12 +124,9 @@ class Trainer:
                 losses.append(loss)
         return total.take(), losses
 
-    def take_buffer(self) -> Flat:
-        return self._spare.pop() if self._spare else Flat(self.layout, only_live=True, device=self.device)
-
     def release(self, flat: Flat) -> None:
         if flat is not self._on_host:
-            self._spare.append(flat)
+            self.spare.give(flat)
 
     def _join(self, left: Flat, right: Flat) -> Flat:
         join(left, right)
@@ -143,18 +142,18 @@ class Trainer:
         return self._on_host
 
     def leaf(self, batch: Any, seed: int, weight: float) -> tuple[Flat, float]:
-        if not self._is_on_cpu:
+        if not self.is_on_cpu:
             batch = batch_to(batch, self.device)
         self.restore_buffers()
         for parameter in self._parameters:
             parameter.grad = None
-        seed_everything(seed, None if self._is_on_cpu else self.device)
+        seed_everything(seed, None if self.is_on_cpu else self.device)
         loss = check_loss(self.job.loss(self.model, batch))
         self._backward(loss, weight)
         value = loss.item()
         if not math.isfinite(value):
             raise TrainingFailed(f"the loss is {value}: lower the learning rate, set clip_norm, or check this batch")
-        leaf = self.take_buffer()
+        leaf = self.spare.take()
         self._gather_gradients(leaf)
         if self._homes:
             self._gather_buffers(leaf, weight)

@@ -24,8 +24,8 @@ class Outer(NamedTuple):
 class Nesterov:
     """One momentum buffer for each tensor, made when there is momentum to remember."""
 
-    def __init__(self) -> None:
-        self.buffers: list[torch.Tensor] = []
+    def __init__(self, buffers: Sequence[torch.Tensor] = ()) -> None:
+        self.buffers = list(buffers)
 
     @torch.no_grad()
     def step(self, weights: Sequence[torch.Tensor], deltas: Sequence[torch.Tensor], outer: Outer) -> None:

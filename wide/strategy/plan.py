@@ -6,45 +6,14 @@ weights travel `up_s` and `down_s`, in each codec; the coordinator is busy `busy
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from wide.strategy.course import WORTH_OVERLAPPING, round_length
+from wide.strategy.catalogue import STRATEGIES
+from wide.strategy.description import Measured, Setting, Travel, speed
 
-FAITH = 0.9  # sync is exact, and taken if it reaches this much of the quickest
-GAIN = 1.1  # local ends nearer to sync than async does, so async must be so much quicker
 SUSPECTS = 8  # nodes with the slowest links, that may be a burden
 BURDEN = 1.02  # a node is a burden if the others would be so much quicker without it
-
-
-class Travel(NamedTuple):
-    """How long an update, and new weights, are on their way."""
-
-    up_s: float
-    down_s: float
-
-    @property
-    def both_s(self) -> float:
-        return self.up_s + self.down_s
-
-
-@dataclass(frozen=True)
-class Measured:
-    """One node: its speed, and what each codec makes of its link."""
-
-    node: int
-    name: str
-    batches_per_s: float
-    travel: dict[str, Travel]
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What is the same for all nodes."""
-
-    batches_per_step: int
-    busy_s: float
 
 
 class Forecast(NamedTuple):
@@ -68,18 +37,16 @@ class Plan:
 
 def plan(nodes: list[Measured], setting: Setting) -> Plan:
     """Call with at least one node that was measured."""
-    forecasts = {name: forecast(name, nodes, setting) for name in PREDICTIONS}
+    forecasts = {name: forecast(name, nodes, setting) for name in STRATEGIES}
     best = max(found.batches_per_s for found in forecasts.values())
-    picked = "local"
-    if forecasts["sync"].batches_per_s >= FAITH * best:
-        picked = "sync"
-    elif forecasts["async"].batches_per_s > GAIN * forecasts["local"].batches_per_s:
-        picked = "async"
+    picked = next(
+        name for name, strategy in STRATEGIES.items() if forecasts[name].batches_per_s >= strategy.is_enough * best
+    )
     return Plan(picked, _reason(picked, forecasts), forecasts, _burdens(picked, nodes, setting))
 
 
 def forecast(strategy: str, nodes: list[Measured], setting: Setting) -> Forecast:
-    predict = PREDICTIONS[strategy]
+    predict = STRATEGIES[strategy].forecast
     rate = _quickest(strategy, nodes, setting)
     codecs = set.intersection(*(set(node.travel) for node in nodes))
     by_codec = {
@@ -87,41 +54,7 @@ def forecast(strategy: str, nodes: list[Measured], setting: Setting) -> Forecast
         for codec in nodes[0].travel
         if codec in codecs
     }
-    return Forecast(strategy, rate, rate / _speed(nodes), by_codec)
-
-
-def _sync(nodes: list[Measured], travel: list[Travel], setting: Setting) -> float:
-    """In each step the slowest link is waited for, and the coordinator takes the updates one after the other."""
-    computing_s = setting.batches_per_step / _speed(nodes)
-    at_work = min(len(nodes), setting.batches_per_step)
-    return setting.batches_per_step / (computing_s + max(t.both_s for t in travel) + at_work * setting.busy_s)
-
-
-def _async(nodes: list[Measured], travel: list[Travel], setting: Setting) -> float:
-    """Each node waits for its own link, after leases of half a step's share."""
-    rate, leases, speed = 0.0, 0.0, _speed(nodes)
-    for node, its in zip(nodes, travel, strict=True):
-        lease = max(1.0, setting.batches_per_step * node.batches_per_s / speed / 2)
-        lease_s = lease / node.batches_per_s + its.both_s + setting.busy_s
-        rate += lease / lease_s
-        leases += 1 / lease_s
-    return rate / max(1.0, leases * setting.busy_s)
-
-
-def _local(nodes: list[Measured], travel: list[Travel], setting: Setting) -> float:
-    """Where weights and deltas travel for long, nobody waits for them, if they need less time than a round."""
-    tick_s = setting.batches_per_step / _speed(nodes)
-    slowest_s = max(t.both_s for t in travel)
-    round_s = round_length(tick_s, slowest_s) * tick_s
-    waited_s = slowest_s if slowest_s <= WORTH_OVERLAPPING * round_s else 0.0
-    return _speed(nodes) * round_s / max(round_s + waited_s, slowest_s, len(nodes) * setting.busy_s)
-
-
-PREDICTIONS: dict[str, Callable[[list[Measured], list[Travel], Setting], float]] = {
-    "sync": _sync,
-    "async": _async,
-    "local": _local,
-}
+    return Forecast(strategy, rate, rate / speed(nodes), by_codec)
 
 
 def _best(node: Measured) -> Travel:
@@ -130,22 +63,14 @@ def _best(node: Measured) -> Travel:
 
 def _quickest(strategy: str, nodes: list[Measured], setting: Setting) -> float:
     """Each link with the codec that suits it."""
-    return PREDICTIONS[strategy](nodes, [_best(node) for node in nodes], setting)
-
-
-def _speed(nodes: list[Measured]) -> float:
-    return sum(node.batches_per_s for node in nodes)
+    return STRATEGIES[strategy].forecast(nodes, [_best(node) for node in nodes], setting)
 
 
 def _reason(picked: str, forecasts: dict[str, Forecast]) -> str:
     mine = forecasts[picked]
     others = ", ".join(f"{name} {f.batches_per_s:.3g}" for name, f in forecasts.items() if name != picked)
-    why = {
-        "sync": "exact, and nearly as quick as any other",
-        "async": "links are too slow to wait for all, but quick enough for every update",
-        "local": "links, or the coordinator, are too slow for an update of every step",
-    }[picked]
-    return f"{why}: {mine.batches_per_s:.3g} batches/s, {mine.utilisation:.0%} of what the nodes can compute; {others}"
+    rate = f"{mine.batches_per_s:.3g} batches/s, {mine.utilisation:.0%} of what the nodes can compute"
+    return f"{STRATEGIES[picked].why}: {rate}; {others}"
 
 
 def _burdens(picked: str, nodes: list[Measured], setting: Setting) -> dict[int, str]:

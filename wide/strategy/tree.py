@@ -1,9 +1,10 @@
 """The fixed binary tree over a step's batches, and sums over it. Knows integers; what is summed is the caller's.
 
-    sum(first, end) = sum(first, mid) + sum(mid, end), mid - first the largest power of two below end - first
+    sum(first, end) = sum(first, mid) + sum(mid, end), mid = first + ⌈(end - first)/2⌉
 
 A lease is any node of this tree. So whoever computes whichever block, in whatever order the blocks arrive, the same
-additions are done on the same operands, and floating-point rounding cannot tell the difference.
+additions are done on the same operands, and floating-point rounding cannot tell the difference. Halves, so that two
+equal nodes get equal shares of any step.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Block(NamedTuple):
 
 
 def halves(block: Block) -> tuple[Block, Block]:
-    mid = block.first + (1 << ((block.size - 1).bit_length() - 1))
+    mid = block.first + (block.end - block.first + 1) // 2
     return Block(block.first, mid), Block(mid, block.end)
 
 

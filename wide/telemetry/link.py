@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 MEMORY = 0.7  # how much of the old estimate is kept when a measurement comes
 LEAST_NBYTES = 32 * 1024  # what is shorter travels in one burst and says little about the width
+LEAST_S = 1e-6  # and nothing arrives in less, whatever a peer says
 
 
 @dataclass(slots=True)
@@ -24,7 +25,7 @@ class Link:
         """
         if nbytes < LEAST_NBYTES or not 0 < seconds < math.inf:
             return
-        rate = nbytes / seconds
+        rate = nbytes / max(seconds, LEAST_S)
         if busy_s < seconds / 2:
             memory = 0.0 if self.is_guess else MEMORY
             self.bytes_per_s = memory * self.bytes_per_s + (1 - memory) * rate

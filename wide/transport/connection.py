@@ -9,27 +9,14 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
 from itertools import islice
-from typing import Protocol
 
 from wide.errors import ConnectionLost
+from wide.transport.stream import Stream
 from wide.wire.frames import Reader, Sink, encode, no_payload
 from wide.wire.messages import Message
 
 MOST_BUFFERS = 1024  # in one call; streams may take fewer
-
-
-class Stream(Protocol):
-    """What a connection needs from a network."""
-
-    def fileno(self) -> int: ...
-    def has_input(self) -> bool: ...
-    def receive_into(self, view: memoryview) -> int: ...
-    def send(self, buffers: Sequence[bytes | memoryview]) -> int: ...
-    def set_blocking(self, is_blocking: bool) -> None: ...
-    def wait(self, reading: bool, writing: bool, timeout_s: float | None = None) -> None: ...
-    def close(self) -> None: ...
 
 
 class Connection:
@@ -131,9 +118,11 @@ class Connection:
                 self.stream.wait(reading=True, writing=self.has_unsent, timeout_s=left_s)
                 self.receive()
 
-    def has_input(self) -> bool:
-        """Would `wait` return, or at least read something, at once?"""
-        return bool(self._inbox) or self.stream.has_input()
+    def look(self) -> list[Message]:
+        """What has come, without waiting, even on a stream that blocks; `wait` and `poll` will return it too."""
+        if self.stream.has_input():
+            self._inbox.extend(self.receive())
+        return list(self._inbox)
 
     def close(self) -> None:
         """The sink often knows whoever knows this connection: let go of it, or both wait for the garbage collector."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import select
 import socket
 import sys
@@ -32,20 +33,22 @@ class TcpStream:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, sockets.nodelay)
             _watch_peer(sock, sockets.keepalive_s)
 
+    @property
+    def is_closed(self) -> bool:
+        return self._sock.fileno() < 0
+
     def fileno(self) -> int:
         return self._sock.fileno()
 
     def has_input(self) -> bool:
-        return bool(select.select((self._sock,), (), (), 0)[0])
+        return _is_ready(self._sock, reading=True, writing=False, timeout_s=0)
 
     def set_blocking(self, is_blocking: bool) -> None:
         self._sock.settimeout(self._silence_s if is_blocking else 0)
 
     def wait(self, reading: bool, writing: bool, timeout_s: float | None = None) -> None:
         """Until it can be read from, or written to; but not for ever."""
-        mine = (self._sock,)
-        ready = select.select(mine if reading else (), mine if writing else (), (), timeout_s or self._silence_s)
-        if not any(ready):
+        if not _is_ready(self._sock, reading, writing, timeout_s or self._silence_s):
             raise ConnectionLost("the peer said nothing for too long")
 
     def receive_into(self, view: memoryview) -> int:
@@ -74,6 +77,16 @@ class TcpStream:
 
     def close(self) -> None:
         self._sock.close()
+
+
+def _is_ready(sock: socket.socket, reading: bool, writing: bool, timeout_s: float | None) -> bool:
+    """Can it be read from, or written to, within that time?"""
+    if not hasattr(select, "poll"):  # Windows; elsewhere `select` knows no more than 1,024 files
+        mine = (sock,)
+        return any(select.select(mine if reading else (), mine if writing else (), (), timeout_s))
+    poll = select.poll()
+    poll.register(sock, (select.POLLIN if reading else 0) | (select.POLLOUT if writing else 0))
+    return bool(poll.poll(None if timeout_s is None else math.ceil(1000 * timeout_s)))
 
 
 def _watch_peer(sock: socket.socket, keepalive_s: int) -> None:

@@ -19,9 +19,15 @@ from typing import Annotated, Any
 
 import msgspec
 
-PROTOCOL = 4
+PROTOCOL = 5
 BEAT_S = 1.0  # whoever has said nothing else for so long says Alive
+MOST_S = 1e9  # thirty years; sums of them stay finite
+MOST_LOSS = 1e100  # and so do sums of these
+
+# What a number must be is checked where a message is read, before anybody can count on it. A NaN is never in range.
 Stored = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  # SQLite holds no more
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=MOST_S)]
+Loss = Annotated[float, msgspec.Meta(ge=-MOST_LOSS, le=MOST_LOSS)]
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -35,9 +41,11 @@ class Hello(Message, frozen=True):
     role: str  # "node", "evaluator", or "planner", who only asks
     name: str
     host: str
-    pid: int
+    pid: Stored
     build: str  # torch version, device kind, threads, instruction set: what bits depend on
     key: str = ""  # that only I know. Should you know me by it, this is my new connection, and the old one is void
+    machine: Annotated[str, msgspec.Meta(max_length=64)] = ""  # the same for all processes of one machine
+    cores: Annotated[int, msgspec.Meta(ge=0, le=65536)] = 0  # that it has for nodes like me
 
 
 class Welcome(Message, frozen=True):
@@ -67,7 +75,7 @@ class Ready(Message, frozen=True):
     """I have built the model. These are its tensors, and this is how many samples my data set has (None: no data)."""
 
     tensors: list[Tensor]
-    samples: int | None
+    samples: Stored | None
     data_problem: str = ""
     weights: str = ""  # a fingerprint of those that I begin with: if yours are the same, you need not send them
 
@@ -81,7 +89,6 @@ class Work(Message, frozen=True):
     """
 
     lease: int
-    version: int
     stretches: list[tuple[int, int, int, int]]  # step, first of its batches, how many, and N: the step's samples
     sizes: list[int]  # samples in each batch
     weights_nbytes: int  # raw ones in the payload; 0: you have this version, or they follow in parts
@@ -103,17 +110,17 @@ class Update(Message, frozen=True):
     """
 
     lease: int
-    losses: list[float]
+    losses: list[Loss]
     touched: bytes  # one bit a trainable tensor: has it had a gradient?
-    compute_s: float
-    codec_s: float
-    network_s: float
+    compute_s: Seconds
+    codec_s: Seconds
+    network_s: Seconds
     rss_bytes: Stored
     codec: str = "raw"
-    received_nbytes: int = 0  # of your last work's payload, after the first bytes of it, in
-    received_s: float = 0.0  # this time
+    received_nbytes: Stored = 0  # of your last work's payload, after the first bytes of it, in
+    received_s: Seconds = 0.0  # this time
     speeds: dict[str, tuple[float, float, float, float, float]] | None = None  # codec.speeds.Speed
-    distracted_s: float = 0.0  # the longest while in which I did not look for more of it
+    distracted_s: Seconds = 0.0  # the longest while in which I did not look for more of it
 
 
 class Part(Message, frozen=True):
@@ -144,7 +151,6 @@ class Evaluate(Message, frozen=True):
 
     epoch: int
     step: int
-    weights_nbytes: int
 
 
 class Evaluated(Message, frozen=True):
@@ -175,3 +181,4 @@ TYPES: dict[int, type[Message]] = dict(
     )
 )
 CODES = {kind: code for code, kind in TYPES.items()}
+TO_COORDINATOR: tuple[type[Message], ...] = (Hello, Probe, Ready, Update, Part, Failed, Leaving, Evaluated, Alive)

@@ -1,0 +1,84 @@
+"""What survives a simulated coordinator: run.db and checkpoints, in memory. What was not safe when it crashed is lost,
+as on a real disk. The same doors as store/rundb.py and coordinator/checkpoints.py have.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+import sqlite3
+from collections.abc import Sequence
+from typing import Any
+
+from wide.store.checkpoint import Checkpoint
+from wide.store.rundb import SCHEMA
+
+KEPT = 3
+
+
+class Disk:
+    """One run's folder."""
+
+    def __init__(self) -> None:
+        self.db = sqlite3.connect(":memory:", isolation_level=None)
+        self.db.executescript(SCHEMA)
+        self.checkpoints: list[Checkpoint] = []
+
+    def newest(self) -> Checkpoint | None:
+        """Read it: whoever goes on from it may change what was read, not what is on the disk."""
+        return copy.deepcopy(self.checkpoints[-1]) if self.checkpoints else None
+
+    def read(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
+        return self.db.execute(query, values).fetchall()
+
+
+class MemoryDb:
+    """One coordinator's way to run.db: rows wait until `settle`, or until a thread would have got to them."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        self._waiting: list[tuple[str, Sequence[tuple[Any, ...]]]] = []
+
+    def write(self, statement: str, rows: Sequence[tuple[Any, ...]]) -> None:
+        if rows:
+            self._waiting.append((statement, rows))
+
+    def insert(self, table: str, rows: Sequence[tuple[Any, ...]]) -> None:
+        if rows and table != "samples":  # nobody looks at the series here
+            self.write(f"INSERT INTO {table} VALUES ({','.join('?' * len(rows[0]))})", rows)
+
+    def read(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
+        return self._disk.read(query, *values)
+
+    def settle(self, timeout_s: float = 0.0) -> bool:
+        self._commit(len(self._waiting))
+        return True
+
+    def crash(self, chance: random.Random) -> None:
+        """The thread had got that far."""
+        self._commit(chance.randint(0, len(self._waiting)))
+        self._waiting.clear()
+
+    def _commit(self, count: int) -> None:
+        for statement, rows in self._waiting[:count]:
+            self._disk.db.executemany(statement, rows)
+        del self._waiting[:count]
+
+
+class MemoryWriter:
+    """Writes checkpoints at once; but the newest is not on the disk before the next thing happens."""
+
+    def __init__(self, disk: Disk, db: MemoryDb) -> None:
+        self._disk, self._db = disk, db
+        self._waiting: Checkpoint | None = None
+
+    def put(self, checkpoint: Checkpoint) -> None:
+        self.settle()
+        self._waiting = checkpoint
+
+    def settle(self) -> None:
+        """The ledger comes first."""
+        if self._waiting is not None:
+            self._db.settle()
+            self._disk.checkpoints = [*self._disk.checkpoints, self._waiting][-KEPT:]
+            self._waiting = None

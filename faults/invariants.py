@@ -1,0 +1,286 @@
+"""What must hold after every event of a run, whatever happens to its nodes. Knows events and actions, and keeps its own
+books about them; knows nothing of how the coordinator decides. At a coordinator's end, its ledger and its buffers are
+looked at, too.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from wide.codec.layout import Flat
+from wide.coordinator.events import (
+    Action,
+    ChangeStrategy,
+    CloseStep,
+    DropNode,
+    EndRun,
+    Event,
+    GrantLease,
+    MakeVersion,
+    MergeUpdate,
+    NodeHeard,
+    NodeJoined,
+    NodeLeft,
+    NodeSilent,
+    Position,
+    RejectUpdate,
+    RunFailed,
+    SaveCheckpoint,
+    UpdateArrived,
+    WorkFailed,
+)
+from wide.coordinator.server import Server
+from wide.job.schedule import Schedule
+from wide.strategy.description import Strategy
+from wide.strategy.tree import Block
+
+if TYPE_CHECKING:
+    from faults.disk import Disk
+
+MOST_HELD = 2  # leases of one node at once: one is computed while the result of the last one travels
+TINY = 1e-6
+
+
+class Violation(AssertionError):
+    """Something happened that never may. Its seed plays it again."""
+
+    def __init__(self, seed: int, message: str) -> None:
+        super().__init__(f"seed {seed}: {message}")
+        self.seed, self.message = seed, message
+
+    def __reduce__(self) -> tuple[type[Violation], tuple[int, str]]:
+        return Violation, (self.seed, self.message)  # it travels between processes
+
+
+class Judge:
+    """The books of one run, over all processes that coordinate it: what was merged, and who was given what."""
+
+    def __init__(self, seed: int, schedule: Schedule, steps: int | None, seconds: float | None, is_open: bool) -> None:
+        self.seed, self.schedule, self.last_step, self.seconds, self.is_open = seed, schedule, steps, seconds, is_open
+        self.end = schedule.position(steps) if steps is not None else None
+        self.merged: dict[int, int] = {}  # position -> the version that contains it
+        self.granted_version: dict[int, int] = {}  # lease -> the version that it was granted with
+        self.begin(Position())
+        self._rules: dict[type[Action], Callable[..., None]] = {
+            GrantLease: self._granted,
+            MergeUpdate: self._merged,
+            RejectUpdate: self._rejected,
+            MakeVersion: self._made,
+            CloseStep: self._closed,
+            SaveCheckpoint: self._saved,
+            ChangeStrategy: self._changed,
+            DropNode: self._dropped,
+            EndRun: self._ended,
+        }
+
+    def begin(self, start: Position) -> None:
+        """A coordinator starts there: of what came later nothing is left, and it knows no node."""
+        self.merged = {position: version for position, version in self.merged.items() if version <= start.version}
+        self.version, self.steps = start.version, start.steps
+        self._spent_s = start.seconds
+        self._started_at: float | None = None  # with the first lease
+        self._unfolded = self._unstepped = 0  # batches merged since the last version, and since one that was a step
+        self._held: dict[int, dict[int, Block]] = {}  # members, and their leases that were not answered
+        self._silent: set[int] = set()
+        self._leaving: set[int] = set()
+        self.granted_version.clear()
+        self._failures: dict[int, int] = {}  # by position, since a step was closed
+
+    def refuse(self, message: str) -> NoReturn:
+        raise Violation(self.seed, message)
+
+    def hear(self, event: Event) -> Block | None:
+        """Before the coordinator is told: what the event is about, if it is about a lease that was not answered."""
+        if isinstance(event, NodeJoined):
+            self._held[event.node] = {}
+        elif isinstance(event, NodeLeft):
+            self._forget(event.node)
+        elif isinstance(event, NodeSilent):
+            self._silent.add(event.node)
+        elif isinstance(event, NodeHeard):
+            self._silent.discard(event.node)
+        elif isinstance(event, UpdateArrived):
+            block = self._held.get(event.node, {}).pop(event.lease, None)
+            if block is not None and event.batches is not None and event.batches < block.size:
+                self._leaving.add(event.node)
+            return block
+        elif isinstance(event, WorkFailed):
+            return self._held.get(event.node, {}).get(event.lease)
+        return None
+
+    def see_answer(self, event: Event, actions: list[Action]) -> None:
+        """All that was decided, before any of it is done."""
+        first = actions[0] if actions else None
+        if isinstance(event, UpdateArrived) and not isinstance(first, MergeUpdate | RejectUpdate):
+            self.refuse(f"{event} is neither merged nor rejected")
+        if any(isinstance(action, MergeUpdate) for action in actions[1:]):
+            self.refuse(f"an update is merged after something else was done about {event}")
+
+    def see_done(self, actions: list[Action]) -> None:
+        """All of it was done."""
+        if actions and any(count > 1 for count in self._failures.values()) and not isinstance(actions[-1], EndRun):
+            self.refuse("work that failed on two nodes is tried on a third one")
+
+    def see(self, event: Event, block: Block | None, action: Action, now: float) -> None:
+        """One thing is done now."""
+        self._rules[type(action)](event, block, action, now)
+
+    def elapsed_s(self, now: float) -> float:
+        return self._spent_s + (now - self._started_at if self._started_at is not None else 0.0)
+
+    # ── one rule for each action ─────────────────────────────────────────────────────────────────────────────────
+
+    def _granted(self, event: Event, block: Block | None, grant: GrantLease, now: float) -> None:
+        if grant.node not in self._held:
+            self.refuse(f"{grant}: that node is not there")
+        if grant.node in self._silent or grant.node in self._leaving:
+            self.refuse(f"{grant}: that node is silent, or about to leave")
+        if grant.lease in self.granted_version:
+            self.refuse(f"{grant}: there was a lease of that number before")
+        if grant.block.first < 0 or grant.block.size < 1 or (self.end is not None and grant.block.end > self.end):
+            self.refuse(f"{grant}: there are no such batches")
+        if any(position in self.merged for position in range(*grant.block)):
+            self.refuse(f"{grant}: some of it is merged already")
+        if grant.version != self.version:
+            self.refuse(f"{grant}: the weights are version {self.version}")
+        held = self._held[grant.node]
+        held[grant.lease] = grant.block
+        self.granted_version[grant.lease] = grant.version
+        if len(held) > MOST_HELD:
+            self.refuse(f"{grant}: it holds {len(held)} leases at once")
+        if self._started_at is None:
+            self._started_at = now
+
+    def _merged(self, event: Event, block: Block | None, merge: MergeUpdate, now: float) -> None:
+        if not isinstance(event, UpdateArrived) or (merge.node, merge.lease) != (event.node, event.lease):
+            self.refuse(f"{merge} because of {event}")
+        if event.problem:
+            self.refuse(f"{merge} because of {event}")
+        if block is None:
+            self.refuse(f"{merge}: node {event.node} holds no lease {event.lease}, or it was answered before")
+        part = block if event.batches is None else Block(block.first, min(block.end, block.first + event.batches))
+        if merge.block != part:
+            self.refuse(f"{merge}: what was handed in is {part}")
+        if merge.version != self.version + 1:
+            self.refuse(f"{merge}: the next version is {self.version + 1}")
+        for position in range(*merge.block):
+            if position in self.merged:
+                self.refuse(f"{merge}: position {position} was merged before")
+            self.merged[position] = merge.version
+        self._unfolded += merge.block.size
+        self._unstepped += merge.block.size
+
+    def _rejected(self, event: Event, block: Block | None, reject: RejectUpdate, now: float) -> None:
+        if not reject.reason or not reject.detail:
+            self.refuse(f"{reject} because of {event}: without a reason")
+        if reject.reason == "failed" and block is not None:
+            batch = event.batch if isinstance(event, WorkFailed) else 0
+            position = min(block.first + max(batch, 0), block.end - 1)
+            self._failures[position] = self._failures.get(position, 0) + 1
+
+    def _made(self, event: Event, block: Block | None, make: MakeVersion, now: float) -> None:
+        if make.version != self.version:
+            self.refuse(f"{make} of version {self.version}")
+        if not self._unstepped:
+            self.refuse(f"{make}: there is nothing new in it")
+        self.version += 1
+        self._unfolded = 0
+        if make.made.is_step:
+            self._unstepped = 0
+
+    def _closed(self, event: Event, block: Block | None, close: CloseStep, now: float) -> None:
+        if close.step != self.steps:
+            self.refuse(f"{close}: the next one is {self.steps}")
+        missing = [p for p in range(*self._positions(close.step)) if p not in self.merged]
+        if missing:
+            self.refuse(f"{close}: {missing} are not merged")
+        self.steps += 1
+        self._failures.clear()
+
+    def _saved(self, event: Event, block: Block | None, save: SaveCheckpoint, now: float) -> None:
+        position = save.position
+        if (position.version, position.steps) != (self.version, self.steps):
+            self.refuse(f"{save}: it is version {self.version}, step {self.steps}")
+        described = set(range(position.front))
+        for hole in position.holes:
+            if not described.issuperset(range(*hole)):
+                self.refuse(f"{save}: {hole} is a hole in nothing")
+            described.difference_update(range(*hole))
+        contained = {at for at, version in self.merged.items() if version <= position.version}
+        if described != contained:
+            self.refuse(f"{save}: lost {sorted(described - contained)}, doubled {sorted(contained - described)}")
+        worth = sum(1 / self.schedule.step_at(at).batches for at in contained)
+        if abs(position.worth + position.filled - worth) > TINY:
+            self.refuse(f"{save}: so many batches are worth {worth} steps")
+
+    def _changed(self, event: Event, block: Block | None, change: ChangeStrategy, now: float) -> None:
+        if self._unfolded:
+            self.refuse(f"{change}: {self._unfolded} merged batches are in no version")
+
+    def _dropped(self, event: Event, block: Block | None, drop: DropNode, now: float) -> None:
+        if drop.node not in self._held:
+            self.refuse(f"{drop}: that node is not there")
+        self._forget(drop.node)
+
+    def _ended(self, event: Event, block: Block | None, end: EndRun, now: float) -> None:
+        if isinstance(event, RunFailed):
+            return
+        if end.failure:
+            is_agreed = any(count > 1 and at not in self.merged for at, count in self._failures.items())
+            if not is_agreed and (self.is_open or len(self._held) > 1):
+                self.refuse(f"{end}: no two nodes agree on that")
+        elif self.end is not None and self.steps == self.last_step:
+            if sorted(self.merged) != list(range(self.end)):
+                self.refuse(f"{end}: merged are {sorted(self.merged)}")
+        elif "over" in end.why and (self.seconds is None or self.elapsed_s(now) < self.seconds - TINY):
+            self.refuse(f"{end}: after {self.elapsed_s(now)} s")
+        elif "done" in end.why:
+            self.refuse(f"{end}: after {self.steps} steps")
+
+    def _positions(self, step: int) -> Block:
+        return Block(self.schedule.position(step), self.schedule.position(step + 1))
+
+    def _forget(self, node: int) -> None:
+        self._held.pop(node, None)
+        self._silent.discard(node)
+        self._leaving.discard(node)
+
+
+def check_ledger(judge: Judge, disk: Disk, strategies: Mapping[str, Strategy]) -> None:
+    """Does run.db say the same as the judge's own books: each batch once, in the version that contains it?"""
+    rows = disk.read("SELECT step, first_batch, last_batch, version FROM ledger")
+    written: Counter[tuple[int, int]] = Counter()
+    for step_number, first, last, version in rows:
+        step = judge.schedule.step(step_number)
+        start = judge.schedule.position(step_number)
+        is_by_epoch = first >= step.batches or last >= step.batches
+        for batch in range(first, last + 1):
+            within = batch - step.first if is_by_epoch else batch
+            written[start + within, version] += 1
+    merged = Counter((at, version) for at, version in judge.merged.items())
+    positions, expected = Counter(at for at, _ in written.elements()), Counter(at for at, _ in merged.elements())
+    if len(rows) and positions.total() != expected.total():
+        judge.refuse(f"the ledger has {positions.total()} batches, {expected.total()} were merged")
+    steps = [number for (number,) in disk.read("SELECT step FROM steps ORDER BY step")]
+    if steps != list(range(judge.steps)):
+        judge.refuse(f"run.db has the steps {steps}, closed were {judge.steps}")
+
+
+def check_buffers(judge: Judge, server: Server) -> None:
+    """Is every buffer that is in use in somebody's hands, and in nobody's twice?"""
+    hands: list[Any] = [taken.flat for taken in server.run._at_hand.values()]
+    for peer in server.exchange._board.everybody:
+        hands += [arriving.flat for arriving in peer.incoming.arriving]
+        hands += list(peer.incoming.payloads)
+    hands += [happening.flat for happening in server.exchange.happenings if hasattr(happening, "flat")]
+    fold, master = server.run._fold, server.run.master
+    hands += [master._owed, getattr(fold, "_total", None)]
+    if getattr(fold, "_sum", None) is not None:
+        hands += list(fold._sum._waiting.values())  # type: ignore[attr-defined]
+    flats = [flat for flat in hands if isinstance(flat, Flat)]
+    if len({id(flat) for flat in flats}) != len(flats) or any(flat.is_spare for flat in flats):
+        judge.refuse("a buffer is in two hands at once")
+    if len(flats) != master.spare.in_use:
+        judge.refuse(f"{master.spare.in_use} buffers are in use, {len(flats)} are in somebody's hands")

@@ -1,0 +1,301 @@
+"""The whole server over the in-memory twin: real messages, frames, intake, delivery and nodes; no socket, no waiting."""
+
+from __future__ import annotations
+
+import logging
+
+import msgspec
+import pytest
+import torch
+
+from faults.disk import Disk
+from tests import plain
+from tests.jobs import EVERYTHING, make, normed
+from tests.twin import TOKEN, Twin
+from wide.errors import ConnectionLost
+from wide.exchange.intake import Intake
+from wide.store.weights import weights_sha256
+from wide.telemetry.log import log
+from wide.wire import messages as say
+from wide.wire.frames import encode
+
+HELLO = say.Hello(TOKEN, "node", "evil", "there", 1, "build")
+
+
+@pytest.mark.parametrize("name", ["mlp", "batch norm, clipping, schedule", "odd parameters and buffers"])
+@pytest.mark.parametrize("compress", ["lossless", "lz4"])
+def test_a_pool_over_the_twin_gives_the_bits_of_the_plain_program(name, compress):
+    job = EVERYTHING[name]
+    twin = Twin(job, compress=compress)
+    model = twin.train(*(twin.join(f"n{i}") for i in range(3)))
+    assert weights_sha256(model) == weights_sha256(plain.train(job, 5))
+
+
+@pytest.mark.parametrize("strategy", ["async", "local"])
+def test_the_other_strategies_merge_every_batch_once(strategy):
+    twin = Twin(make(), strategy=strategy, steps=6)
+    twin.train(*(twin.join(f"n{i}") for i in range(3)))
+    batches = [(step // 3, at) for step, first, last, _ in twin.ledger() for at in range(first, last + 1)]
+    assert sorted(batches) == [(epoch, at) for epoch in range(2) for at in range(11)]
+
+
+def test_a_run_goes_on_from_its_checkpoint_to_the_same_bits():
+    job, disk = make(), Disk()
+    first = Twin(job, disk, steps=5, checkpoint_every=0.01)
+    node = first.join()
+    while first.pool.version < 3:
+        node.work()
+        first.turn()
+    first.writer.settle()  # and that was its end
+    model = (again := Twin(job, disk, steps=5)).train(again.join())
+    assert weights_sha256(model) == weights_sha256(plain.train(job, 5))
+
+
+def test_when_all_members_are_reset_at_once_the_coordinator_goes_on():
+    twin = Twin(make(batches_per_step=64), steps=3)
+    for _ in range(200):
+        twin.call().send(HELLO)
+    lines = list(twin.hub._callers)
+    twin.turn()
+    for stream, _ in lines:
+        stream.hang_up()
+    node = twin.join()
+    twin.train(node)
+    assert twin.run.ended.failure == ""
+
+
+def ready(twin, **changes):
+    """A member that speaks for itself: its line, and the work that it was given."""
+    line = twin.call()
+    line.send(msgspec.structs.replace(HELLO, **changes))
+    assert isinstance(line.wait(), say.Welcome)
+    while not (probe := line.wait()).is_last:
+        line.send(probe, line.sink.last)
+    line.send(say.Ready(twin.master.layout.describe(), 83))
+    return line
+
+
+def answer(twin, line, work, **changes):
+    """An update for this work; its numbers are sound but for the changes."""
+    nbytes = twin.master.layout.live_nbytes
+    touched = bytes(len(twin.master.layout.trainable) // 8 + 1)
+    update = say.Update(work.lease, [0.5] * len(work.sizes), touched, 0.1, 0.0, 0.0, 1000)
+    payload = changes.pop("payload", memoryview(bytes(nbytes)))
+    line.send(msgspec.structs.replace(update, **changes), payload)
+    twin.turn()
+
+
+@pytest.mark.parametrize(
+    "lies",
+    [
+        {"received_s": 5e-324, "received_nbytes": 2**62},
+        {"compute_s": 0.0},
+        {"compute_s": 5e-324},
+        {"compute_s": 1e9, "network_s": 1e9},
+        {"speeds": {"zstd": (1e-300, 1e300, 0.0, -1.0, 5e-324)}},
+        {"losses": [1e100]},
+        {"rss_bytes": 2**63 - 1},
+    ],
+)
+def test_no_number_of_a_peer_ends_the_coordinator(lies):
+    twin = Twin(make(batches_per_step=1), steps=50)
+    line = ready(twin)
+    for _ in range(4):
+        answer(twin, line, line.wait(), **lies)
+    asking = twin.call()
+    asking.send(msgspec.structs.replace(HELLO, role="planner"))
+    assert isinstance(asking.wait(), say.Planned | say.Stop)
+    for _ in range(50):
+        twin.turn(0.3)
+    assert twin.run.ended is None or "diverges" in twin.run.ended.failure
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"losses": [float("nan")]},
+        {"losses": [1.7e308]},
+        {"losses": [0.5] * 7},
+        {"losses": []},
+        {"touched": b""},
+        {"compute_s": float("inf")},
+        {"received_s": -1.0},
+        {"codec": "zstd"},
+    ],
+)
+def test_a_peer_whose_numbers_cannot_be_is_sent_away_and_its_work_is_done_by_others(wrong):
+    twin = Twin(make(), steps=3)
+    line, good = ready(twin), twin.join()
+    answer(twin, line, line.wait(), **wrong)
+    stop = line.wait()
+    assert isinstance(stop, say.Stop)
+    assert stop.exit_code == 1
+    model = twin.train(good)
+    assert weights_sha256(model) == weights_sha256(plain.train(make(), 3))
+    assert twin.rejects()[0][1] in ("bad header", "bad numbers", "unknown codec")
+
+
+def test_a_buffer_that_is_not_finite_is_never_merged():
+    job = make(model=normed)
+    twin = Twin(job, steps=3)
+    line, good = ready(twin), twin.join()
+    flat = torch.zeros(twin.master.layout.live_nbytes, dtype=torch.uint8)
+    slot = twin.master.layout.averaged[0]
+    flat[slot.offset : slot.offset + slot.nbytes].view(torch.float32)[0] = float("nan")
+    answer(twin, line, line.wait(), payload=flat.numpy().data)
+    assert twin.rejects()[0][1] == "failed"
+    assert "not finite" in twin.rejects()[0][2]
+    model = twin.train(good)
+    assert weights_sha256(model) == weights_sha256(plain.train(job, 3))
+
+
+def test_what_peers_say_is_printable_before_anybody_reads_it(caplog):
+    twin = Twin(make(), steps=3)
+    with logged() as said:
+        line = ready(twin, name="x\x1b[2J\n", build="\x1b]0;mine\x07", host="\u202eevil")
+        line.send(say.Failed(line.wait().lease, 0, "boom\x1b[31m\nsecond line", "a\x1b\ntrace"))
+        other = ready(twin)
+        other.send(say.Leaving("\x07bye\r\n"))
+        third = twin.call()
+        third.send(msgspec.structs.replace(HELLO, token="\x1b[2J"))
+        twin.turn()
+    twin.run.record.db.settle()
+    words = [*said, *(text for row in twin.disk.read("SELECT name, host, why FROM nodes") for text in row if text)]
+    words += [detail for _, _, detail in twin.rejects()]
+    assert len(words) > 6
+    assert all(text.isprintable() for text in words), words
+
+
+def test_an_exception_while_one_peer_is_served_dismisses_that_peer_by_name_and_is_logged(monkeypatch):
+    twin = Twin(make(), steps=3)
+    bad, good = twin.join("unlucky"), twin.join("lucky")
+    real = Intake.update
+
+    def broken(self, peer, update):
+        if peer.name == "unlucky":
+            raise ZeroDivisionError("ours")
+        return real(self, peer, update)
+
+    monkeypatch.setattr(Intake, "update", broken)
+    with logged() as said:
+        model = twin.train(bad, good)
+    assert weights_sha256(model) == weights_sha256(plain.train(make(), 3))
+    assert any("unlucky" in text and "ZeroDivisionError" in text and "Traceback" in text for text in said)
+    assert "served badly" in {reason for _, reason, _ in twin.rejects()}
+    assert bad.stop.exit_code == 1
+
+
+def test_memory_for_updates_is_given_back_when_nodes_have_left():
+    twin = Twin(make(batches_per_step=64), steps=2)
+    nodes = [twin.join(f"n{i}") for i in range(12)]
+    for node in nodes:
+        node.work()
+    twin.turn()
+    assert len(twin.master.spare._free) + twin.master.spare.in_use >= 3
+    for node in nodes[1:]:
+        node.hang_up()
+    twin.turn()
+    twin.train(nodes[0])
+    assert len(twin.master.spare._free) <= 2
+    assert twin.master.spare.in_use == 0
+
+
+def test_while_evaluation_is_full_no_lease_is_granted_and_no_clock_runs(monkeypatch):
+    monkeypatch.setattr("wide.coordinator.evaluation.BACKLOG_NBYTES", 0)
+    job = make(evaluate=lambda model: {"accuracy": 1.0})
+    twin = Twin(job, steps=9, evaluates=True)
+    evaluator = twin.call()
+    evaluator.send(say.Hello("evaluator's", "evaluator", "evaluator", "here", 1, "build"))
+    evaluator.wait()
+    evaluator.send(say.Ready(twin.master.layout.describe(), None))
+    node = twin.join()
+    done = []
+    for _ in range(2):
+        for _ in range(200):
+            node.work()
+            twin.turn()
+        done.append(twin.pool.steps)
+    assert done[0] == done[1] in (6, 7), "one epoch is being evaluated, another one waits; a lease was out already"
+    assert not twin.pool.members[node.number].leases
+    for _ in range(2000):
+        if evaluator.stream.has_input():
+            asked = evaluator.wait()
+            evaluator.send(say.Evaluated(asked.epoch, asked.step, {"accuracy": 0.5}))
+        node.work()
+        twin.turn()
+    assert twin.run.ended is not None
+    assert weights_sha256(twin.master.model) == weights_sha256(plain.train(job, 9))
+
+
+def test_a_member_that_comes_back_is_the_same_node_and_its_old_line_counts_no_more():
+    twin = Twin(make(), steps=3)
+    old = ready(twin, key="mine")
+    work = old.wait()
+    new = ready(twin, key="mine")
+    assert twin.exchange.nodes == [1]
+    with pytest.raises(ConnectionLost):
+        answer(twin, old, work)
+    assert twin.ledger() == []
+    assert isinstance(new.wait(), say.Work)
+
+
+def test_half_a_message_is_no_message():
+    twin = Twin(make(batches_per_step=1), steps=3)
+    line = ready(twin)
+    work = line.wait()
+    nbytes = twin.master.layout.live_nbytes
+    update = encode(say.Update(work.lease, [0.5], b"\x00", 0.1, 0.0, 0.0, 1000), nbytes)
+    line.stream.send([update, bytes(nbytes - 1)])
+    twin.turn()
+    assert twin.pool.version == 0
+    line.stream.send([b"\0"])
+    twin.turn()
+    assert twin.pool.version == 1
+
+
+def test_the_picture_of_a_run_tells_who_is_there_and_how_far_it_is():
+    twin = Twin(make(), steps=30)
+    nodes = [twin.join("a"), twin.join("b")]
+    for _ in range(60):
+        for node in nodes:
+            node.work()
+        twin.turn()
+    seen = twin.server._window.latest
+    assert [view.totals.name for view in seen.nodes] == ["a", "b"]
+    assert all(view.totals.batches and view.link.updates and not view.is_silent for view in seen.nodes)
+    assert 0 < seen.step <= twin.pool.steps
+    assert seen.strategy == "sync"
+    assert "of 4 batches of step" in seen.waits_for or "of 3 batches of step" in seen.waits_for
+    with pytest.raises(AttributeError):
+        seen.step = 0
+
+
+class logged:  # noqa: N801
+    """What the log says meanwhile, line by line."""
+
+    def __enter__(self):
+        self._said, self._handler = [], logging.Handler()
+        self._handler.emit = lambda record: self._said.append(record.getMessage())
+        self._level = log.level
+        log.addHandler(self._handler)
+        log.setLevel(logging.DEBUG)
+        return self._said
+
+    def __exit__(self, *_):
+        log.removeHandler(self._handler)
+        log.setLevel(self._level)
+
+
+def test_more_than_one_machine_worth_of_nodes_take_turns():
+    twin = Twin(make(batches_per_step=8), steps=300)
+    nodes = [twin.join(f"n{i}") for i in range(6)]  # all in this process, so on one machine
+    held = set()
+    for _ in range(400):
+        for node in nodes:
+            node.work()
+        twin.turn()
+        busy = [node for node, leases in twin.pool.leases.by_node.items() if leases]
+        held.update(busy)
+        if twin.run.ended is not None:
+            break
+    assert held == {node.number for node in nodes}, "each has had its turn"

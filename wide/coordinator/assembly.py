@@ -1,0 +1,102 @@
+"""A coordinator put together from its parts: the same for a real pool and for a simulated one. Decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from wide.codec.encoders import Encoders
+from wide.codec.speeds import Trial, measure
+from wide.config import Options
+from wide.coordinator import resume
+from wide.coordinator.checkpoints import Checkpoints, Writer
+from wide.coordinator.evaluation import Evaluation
+from wide.coordinator.master import Master
+from wide.coordinator.planning import Planner
+from wide.coordinator.record import Db, Record
+from wide.coordinator.resume import Start
+from wide.coordinator.run import Evaluation as Evaluates
+from wide.coordinator.run import Run
+from wide.coordinator.server import Server
+from wide.coordinator.state import Pool
+from wide.exchange.door import Door
+from wide.exchange.exchange import Exchange, Goods
+from wide.exchange.feed import Feed
+from wide.job.schedule import Schedule
+from wide.strategy.catalogue import EXACT, MEASURES
+from wide.telemetry.clock import REAL, Clock
+from wide.telemetry.snapshot import Window
+from wide.telemetry.totals import NodeTotals
+from wide.transport.hub import Hub
+
+
+@dataclass(frozen=True)
+class Course:
+    """One run, as it was asked for: what is trained, how long, from where, and where it is written down."""
+
+    options: Options
+    schedule: Schedule
+    master: Master
+    steps: int | None
+    db: Db
+    writer: Writer | None  # None: no checkpoints are kept
+    start: Start = field(default_factory=Start)
+    clock: Clock = REAL
+    window: Window = field(default_factory=Window)
+
+    def pool(self, is_open: bool, is_alone: bool = False) -> Pool:
+        wish = self.options.strategy or EXACT.name
+        strategy = MEASURES.name if wish == "auto" else wish
+        return Pool(
+            self.schedule,
+            self.steps,
+            self.options.seconds,
+            is_open,
+            EXACT.name if is_alone else strategy,  # of one node all are the same
+            self.master.descent.is_plain,
+            self.start.position,
+            self.options.checkpoint_every,
+        )
+
+    def record(self) -> Record:
+        record = Record(self.db, self.schedule, self.clock)
+        resume.restore_record(record, self.start)
+        return record
+
+    def run(self, pool: Pool, record: Record, evaluation: Evaluates, nodes: Callable[[], list[NodeTotals]]) -> Run:
+        start, saving = self.start, None
+        if self.writer is not None:
+            asked = resume.asked(self.schedule.seed, self.options)
+            version = start.position.version if start.state else None
+            saving = Checkpoints(self.master, record, nodes, asked, self.writer, version)
+        fold_state: Any = start.fold_state if pool.strategy.name == start.position.strategy else None
+        run = Run(self.master, record, evaluation, saving, pool.strategy.name, fold_state)
+        if start.is_resumed:
+            run.finish_evaluation(start.position.steps, self.steps)
+        return run
+
+
+def server(
+    course: Course,
+    hub: Hub,
+    door: Door,
+    feed: Feed,
+    encoders: Encoders,
+    is_open: bool,
+    evaluates: bool,
+    try_codecs: Trial = measure,
+) -> Server:
+    """The coordinator of a pool whose nodes come in by that hub and that door."""
+    pool, record, master = course.pool(is_open), course.record(), course.master
+    goods = Goods(master.layout, master.weights, master.spare, feed, encoders)
+    traffic = {totals.node: totals.traffic for totals in course.start.nodes}
+    exchange = Exchange(hub, door, goods, course.clock, traffic, try_codecs)
+    evaluation = Evaluation(evaluates, exchange.evaluate)
+    run = course.run(pool, record, evaluation, lambda: coordinator.totals())
+    planner = None
+    if course.options.strategy == "auto":
+        nbytes, only_plans = master.layout.live_nbytes, course.options.only_plans
+        planner = Planner(course.schedule, nbytes, record.chose, only_plans)
+    coordinator = Server(exchange, pool, run, evaluation, course.clock, course.window, planner)
+    return coordinator

@@ -1,0 +1,154 @@
+"""What a run needs to go on, kept beside training: copied between two versions, written by a thread. Knows the master,
+the record and the checkpoint's files. How a run goes on from one is resume.py's.
+
+The ledger is on disk before the checkpoint that contains it. So whoever goes on from a checkpoint finds all of its
+rows, and drops those of later versions, whose batches are computed again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+import torch
+
+from wide.coordinator.events import Position
+from wide.coordinator.master import Master
+from wide.coordinator.record import Db, Record
+from wide.errors import TrainingFailed
+from wide.store.checkpoint import Checkpoint, write
+from wide.store.state_dict import Packing
+from wide.store.weights import state_sha256
+from wide.telemetry.log import log
+from wide.telemetry.totals import NodeTotals
+
+SETTLE_S = 10.0  # for the ledger
+RETRY_S = 2.0
+CLOSING_S = 30.0  # how long the last checkpoint is tried
+SCHEDULE = ("samples", "batch_size", "batches_per_step")  # what a position in a run depends on
+
+
+class Writer(Protocol):
+    """Takes a checkpoint over and writes it, now or soon."""
+
+    def put(self, checkpoint: Checkpoint) -> None: ...
+
+
+class Checkpoints:
+    """`save` copies and returns. `asked` are the options that a run keeps when it is resumed, `version` the last that
+    is on disk already.
+    """
+
+    def __init__(
+        self,
+        master: Master,
+        record: Record,
+        nodes: Callable[[], list[NodeTotals]],
+        asked: dict[str, Any],
+        writer: Writer,
+        version: int | None = None,
+    ) -> None:
+        self._master, self._record, self._nodes, self._asked, self._writer = master, record, nodes, asked, writer
+        self._version = version
+        self._has_told = False
+
+    def save(self, position: Position, fold_state: Any) -> None:
+        if position.version != self._version:
+            self._version = position.version
+            self._record.flush(force=True)
+            self._writer.put(self._copy(position, fold_state))
+
+    def _copy(self, position: Position, fold_state: Any) -> Checkpoint:
+        master, record, packing = self._master, self._record, Packing()
+        model = {
+            key: value.detach().clone(memory_format=torch.contiguous_format)
+            for key, value in master.model.state_dict().items()
+            if isinstance(value, torch.Tensor)
+        }
+        for name, view in master.named_views:
+            if name not in model or model[name].shape != view.shape or model[name].dtype != view.dtype:
+                packing.tensors[f"model.{name}"] = view.detach().clone(memory_format=torch.contiguous_format)
+        state = {
+            "position": msgspec.to_builtins(position),
+            "asked": self._asked,
+            "schedule": {name: getattr(record.schedule, name) for name in SCHEDULE},
+            "batches": record.batches,
+            "samples": record.samples,
+            "seconds": record.seconds,
+            "epochs": record.batches / record.schedule.batches_per_epoch,
+            "nodes": [asdict(totals) for totals in self._nodes()],
+            "descent": packing.pack(master.descent.state(), "descent"),
+            "fold": packing.pack(fold_state, "fold"),
+        }
+        if packing.left_out and not self._has_told:
+            self._has_told = True
+            log.warning("a run that is resumed begins without %s: it cannot be written", ", ".join(packing.left_out))
+        return Checkpoint(position.steps, model, packing.tensors, state)
+
+
+class FileWriter:
+    """A thread that writes the newest checkpoint, again and again if the disk fails."""
+
+    def __init__(self, folder: Path, keep: int, db: Db) -> None:
+        self._folder, self._keep, self._db = folder, keep, db
+        self._changed = threading.Condition()
+        self._waiting: Checkpoint | None = None
+        self._problem = ""
+        self._is_writing = self._is_closed = self._has_given_up = False
+        self._thread = threading.Thread(target=self._work, name="checkpoints", daemon=True)
+        self._thread.start()
+
+    def put(self, checkpoint: Checkpoint) -> None:
+        with self._changed:
+            self._waiting = checkpoint
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """When all is written; or not, and then it says so."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+            is_written = self._changed.wait_for(lambda: self._waiting is None and not self._is_writing, CLOSING_S)
+            self._has_given_up = not is_written
+            self._changed.notify_all()
+        self._thread.join(CLOSING_S)  # a thread that is still inside torch when Python ends would abort the process
+        if not is_written:
+            raise TrainingFailed(
+                f"the last checkpoint could not be written ({self._problem or 'the disk is too slow'}): free some "
+                f"room, then go on from the one before with --resume {self._folder.parent}"
+            )
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting is not None or self._is_closed)
+                if self._waiting is None:
+                    return
+                checkpoint, self._waiting, self._is_writing = self._waiting, None, True
+            problem = self._write(checkpoint)
+            if problem and problem != self._problem:
+                log.error("the checkpoint of step %d is not written: %s; trying again", checkpoint.step, problem)
+            elif not problem and self._problem:
+                log.warning("checkpoints can be written again")
+            with self._changed:
+                self._problem, self._is_writing = problem, False
+                if problem and self._waiting is None:
+                    self._waiting = checkpoint
+                self._changed.notify_all()
+                if problem and self._changed.wait_for(lambda: self._has_given_up, RETRY_S):
+                    return
+
+    def _write(self, checkpoint: Checkpoint) -> str:
+        """The problem, if there was one."""
+        if not self._db.settle(SETTLE_S):
+            return "run.db comes first, and cannot be written"
+        checkpoint.state["sha256"] = state_sha256(checkpoint.model)
+        try:
+            write(self._folder, checkpoint, self._keep)
+        except OSError as error:
+            return str(error)
+        return ""

@@ -1,0 +1,105 @@
+"""Who is given what, and when it is better to wait. Pure: knows members, leases and a policy's answers.
+
+A node is given its part, by speed, of what there is. When nothing is free, an idle node takes over what a slow one
+holds, if it should be done much sooner; the first result counts.
+"""
+
+from __future__ import annotations
+
+from wide.coordinator.events import Action, GrantLease
+from wide.coordinator.leases import Lease, Leases
+from wide.coordinator.machines import Machines
+from wide.coordinator.roster import Member, Roster
+from wide.strategy.description import Strategy
+from wide.strategy.policy import Cut, Policy, Share
+
+
+class Granting:
+    """`started_at` is when the first lease was granted; while `is_paused`, none is."""
+
+    def __init__(self, leases: Leases, roster: Roster, machines: Machines) -> None:
+        self._leases, self._roster, self._machines = leases, roster, machines
+        self.started_at: float | None = None
+        self.is_paused = False
+        self._granted = 0
+        self._changes = -1  # how often the strategy was changed
+        self._pool_rate = 0.0  # batches/s of all measured members together, as of the last version
+        self._strategy: Strategy
+        self._policy: Policy
+
+    def follow(self, strategy: Strategy, policy: Policy) -> None:
+        self._strategy, self._policy = strategy, policy
+        self._changes += 1
+
+    def version_made(self, now: float) -> None:
+        members = self._roster.members.values()
+        self._pool_rate = sum(m.batches_per_s or 0.0 for m in members if not m.is_silent and self._has_turn(m, now))
+
+    def to_all(self, version: int, now: float) -> list[Action]:
+        if self._may_not(now):
+            return []
+        policy = self._policy
+        idle = [member for member in self._roster.idle(policy.depth) if self._has_turn(member, now)]
+        if not policy.free:
+            idle.sort(key=lambda member: -(member.batches_per_s or 0.0))
+        actions: list[Action] = []
+        for i, member in enumerate(idle):
+            actions += (given := self._give(member, version, now, len(idle) - i))
+            if not (given or policy.free or member.leases) and policy.may_lease(member.node):
+                break  # what is not worth the quickest one's while is not worth anybody's
+        return actions
+
+    def to_one(self, member: Member, version: int, now: float) -> list[Action]:
+        """Work for one node, if there is any, and nothing better is about to come."""
+        if not self._has_turn(member, now):
+            return self.to_all(version, now)  # others wait in its place
+        if member.is_silent or member.is_leaving or self._may_not(now):
+            return []
+        return self._give(member, version, now, 1)
+
+    def _has_turn(self, member: Member, now: float) -> bool:
+        return not self._strategy.takes_turns or self._machines.has_turn(member.node, now)
+
+    def _may_not(self, now: float) -> bool:
+        if self.is_paused or not self._pool_rate:
+            return self.is_paused
+        return self._policy.is_worth_waiting(lambda seconds: self._roster.due_within(seconds, now), self._pool_rate)
+
+    def _give(self, member: Member, version: int, now: float, takers: int) -> list[Action]:
+        """`takers` are the nodes that are still to be served."""
+        actions: list[Action] = []
+        policy, held = self._policy, member.leases
+        if held and any(lease.change != self._changes for lease in held.values()):
+            return actions  # it is still at something from before
+        while len(held) < policy.depth and policy.may_lease(member.node):
+            if policy.free:
+                block, group = policy.cut(self._share(member, takers, now), lambda: self._roster.at_work(now), now)
+            elif (cut := self._rescue(member, now)) is not None:
+                block, group = cut
+            else:
+                break
+            if self.started_at is None:
+                self.started_at = now
+            self._granted += 1
+            self._leases.grant(Lease(self._granted, member.node, block, group, policy.age, now, self._changes))
+            self._roster.something_changed()
+            actions.append(GrantLease(member.node, self._granted, block, group, version, self._strategy.name))
+        return actions
+
+    def _rescue(self, member: Member, now: float) -> Cut | None:
+        late = self._roster.worth_rescuing(member, now)
+        return Cut(late.block, late.group) if late is not None else None
+
+    def _share(self, member: Member, takers: int, now: float) -> Share:
+        """This node's part of the pool's speed; while nothing is known of it, or of the pool, an equal part."""
+        rate = member.batches_per_s
+        if not self._pool_rate:  # before the first version: as soon as everybody was measured, that is known
+            rates = [m.batches_per_s for m in self._roster.members.values() if self._has_turn(m, now)]
+            self._pool_rate = sum(rate for rate in rates if rate) if None not in rates else 0.0
+        if rate is None or not self._pool_rate:
+            return Share(1 / len(self._roster.members), takers)
+        busy_s = 0.0
+        if member.leases:
+            elapsed, expected = self._roster.progress(next(reversed(member.leases.values())), rate, now)
+            busy_s = max(0.0, expected - elapsed)
+        return Share(min(1.0, rate / self._pool_rate), takers, rate, len(member.leases), busy_s)

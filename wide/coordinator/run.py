@@ -1,0 +1,145 @@
+"""The run itself: model, ledger, checkpoints, evaluation. Carries out what the pool decides about them; knows no
+network, and nodes only by their numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from wide.codec.layout import Flat
+from wide.coordinator import events
+from wide.coordinator.events import Action, ChangeStrategy, CloseStep, EndRun, MakeVersion, MergeUpdate, RejectUpdate
+from wide.coordinator.master import Master
+from wide.coordinator.record import Record
+from wide.failpoint import reach
+from wide.job.schedule import Schedule
+from wide.strategy.catalogue import STRATEGIES
+from wide.strategy.description import Strategy
+from wide.strategy.fold import Fold
+
+
+class Evaluation(Protocol):
+    """Where the user's evaluate() is asked: in a process of its own (evaluation.py), or right here."""
+
+    @property
+    def is_busy(self) -> bool: ...
+    @property
+    def is_full(self) -> bool: ...
+    def ask(self, epoch: int, step: int, weights: Flat) -> None: ...
+    def hurry(self) -> None: ...
+
+
+class Saving(Protocol):
+    """Where checkpoints go (checkpoints.py)."""
+
+    def save(self, position: events.Position, fold_state: Any) -> None: ...
+
+
+class Taken(NamedTuple):
+    """An update at hand: its numbers, the samples in each of its batches, and their losses."""
+
+    flat: Flat
+    sizes: Sequence[int]
+    losses: Sequence[float]
+
+
+class Run:
+    """`ended` says how, once it has. `is_between_versions`: the weights are whole, and could be kept."""
+
+    def __init__(
+        self,
+        master: Master,
+        record: Record,
+        evaluation: Evaluation,
+        saving: Saving | None,
+        strategy: str,
+        fold_state: Any = None,
+    ) -> None:
+        self.master, self.record, self.evaluation, self._saving = master, record, evaluation, saving
+        self.schedule: Schedule = record.schedule
+        self.ended: EndRun | None = None
+        self.is_between_versions = True
+        self.stop_reason = ""  # set from outside (a signal) to end the run
+        self._at_hand: dict[int, Taken] = {}  # by lease
+        self.strategy: Strategy = STRATEGIES[strategy]
+        self._fold: Fold[Flat] = self.strategy.fold(master, self.schedule, fold_state)
+        self.performers: Mapping[type[Action], Callable[[Any], None]] = {
+            MergeUpdate: self._merge,
+            RejectUpdate: self._reject,
+            MakeVersion: self._make_version,
+            CloseStep: self._close_step,
+            ChangeStrategy: self._change_strategy,
+            events.SaveCheckpoint: self._save_checkpoint,
+            EndRun: self._end,
+        }
+
+    def take(self, lease: int, flat: Flat, sizes: Sequence[int], losses: Sequence[float]) -> None:
+        """An update is here; what is to be done with it is for the pool to decide."""
+        self._at_hand[lease] = Taken(flat, sizes, losses)
+
+    def put_down(self, lease: int) -> None:
+        """Nothing was to be done with it."""
+        if (taken := self._at_hand.pop(lease, None)) is not None:
+            self.master.release(taken.flat)
+
+    def finish_evaluation(self, steps: int, last_step: int | None) -> None:
+        """If the last evaluation before this process was not finished."""
+        last = steps - 1
+        is_due = last >= 0 and (self.schedule.step(last).is_last_of_epoch or steps == last_step)
+        if is_due and not self.record.is_evaluated(steps):
+            self._evaluate(last)
+
+    def close(self) -> None:
+        self._fold.bring_back()
+
+    # ── actions ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _merge(self, merge: MergeUpdate) -> None:
+        flat, sizes, losses = self._at_hand.pop(merge.lease)
+        self._fold.merge(merge, flat)
+        self.record.merged(merge, self.strategy, sizes[: merge.block.size], losses)
+        reach("merge.before_answer")
+
+    def _reject(self, reject: RejectUpdate) -> None:
+        self.put_down(reject.lease)
+        self.record.rejected(reject.node, reject.reason, reject.detail)
+
+    def _make_version(self, make: MakeVersion) -> None:
+        self.is_between_versions = False
+        self._fold.make(make.made, make.steps)
+        self.is_between_versions = True
+        reach("version.made")
+
+    def _close_step(self, close: CloseStep) -> None:
+        step = self.schedule.step(close.step)
+        self.record.step_closed(step, self.strategy)
+        if step.is_last_of_epoch:
+            self._evaluate(step.number)
+
+    def _change_strategy(self, change: ChangeStrategy) -> None:
+        self._fold.bring_back()
+        before, self.strategy = self.strategy, STRATEGIES[change.strategy]
+        if before.update_role != self.strategy.update_role:
+            self.master.forget_debts()  # they are not in the same units
+        self._fold = self.strategy.fold(self.master, self.schedule, None)
+
+    def _save_checkpoint(self, save: events.SaveCheckpoint) -> None:
+        if self._saving is not None:
+            self._fold.bring_back()
+            self._saving.save(save.position, self._fold.state())
+
+    def _end(self, end: EndRun) -> None:
+        self.ended = end
+        self._fold.bring_back()
+        self.record.flush(force=True)
+        last = len(self.record.losses) - 1
+        is_complete = not end.failure and not self.stop_reason and self.record.started_at is not None
+        if is_complete and last >= 0 and not self.schedule.step(last).is_last_of_epoch:
+            self._evaluate(last)
+        if end.hurries:
+            self.evaluation.hurry()
+
+    def _evaluate(self, step: int) -> None:
+        self._fold.bring_back()
+        self.evaluation.ask(self.schedule.step(step).epoch, step + 1, self.master.weights)

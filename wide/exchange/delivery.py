@@ -1,0 +1,183 @@
+"""Work on its way out: which weights a node needs, in which form, and the data of its batches. Knows peers and tensors.
+
+What is raw goes with the message, in one system call; what is encoded follows in parts, each as soon as it is ready.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from wide.codec.batch import Packed
+from wide.codec.encoders import Encoders, done
+from wide.codec.ladder import LOSSLESS, RAW, codec_named
+from wide.codec.lossless import Planes
+from wide.codec.pieces import PIECE_NBYTES
+from wide.exchange.feed import Feed
+from wide.exchange.link_codecs import LinkCodecs
+from wide.exchange.peer import OLD, Peer, Sent
+from wide.exchange.switchboard import Switchboard
+from wide.exchange.versions import Encoded, Parts, Versions
+from wide.telemetry.log import log
+from wide.wire import messages as say
+
+PART = say.Part()
+
+
+class Assignment(NamedTuple):
+    """A lease for a node: the batches first…end-1 of the run, with these weights, to be computed in this way."""
+
+    lease: int
+    first: int
+    end: int
+    group: int
+    version: int
+    strategy: str
+
+
+class Delivery:
+    """Sends `Work`."""
+
+    def __init__(
+        self, versions: Versions, feed: Feed, codecs: LinkCodecs, encoders: Encoders, board: Switchboard
+    ) -> None:
+        self.versions, self._feed, self._codecs = versions, feed, codecs
+        self._encoders, self._board = encoders, board
+        self.batch_nbytes = 0  # of the last lease whose batches were streamed
+
+    def has_built(self, peer: Peer, version: int, keeps_versions: bool) -> None:
+        """The peer has built these weights by itself."""
+        peer.outgoing.version, peer.outgoing.keeps_versions = version, keeps_versions
+
+    def begin_anew(self) -> None:
+        """Updates are of another kind from now on, and nodes may be ahead of the weights: what they have is old."""
+        self.versions.forget()
+        for peer in self._board.members:
+            peer.outgoing.version = OLD
+
+    def deliver(self, peer: Peer, it: Assignment) -> None:
+        log.debug("node %d gets lease %d: batches %d…%d of the run", peer.node, it.lease, it.first, it.end - 1)
+        outgoing, schedule = peer.outgoing, self._feed.schedule
+        stretches = schedule.stretches(it.first, it.end)
+        payload: list[memoryview] = []
+        if self.versions.newest < 0:
+            self._open(it.version)  # a node may have built it by itself; the next one is compared with it
+        is_new = outgoing.version != it.version
+        codecs, parts, is_whole = self._weights(peer, it.version, payload) if is_new else ([], [], False)
+        weights_nbytes = len(payload[0]) if payload else 0
+        packed: list[Packed] = []
+        batches_codec = RAW
+        if peer.has_data:
+            payload += self._feed.ids(stretches)
+        else:
+            packed = self._feed.batches(stretches)
+            batches_codec = self._batches(peer, packed, payload, parts)
+        sizes = [size for stretch in stretches for size in schedule.sizes(*stretch)]
+        sent = outgoing.leases[it.lease] = Sent(sizes, peer.link.codecs[self._codecs.update_role])
+        work = say.Work(
+            lease=it.lease,
+            stretches=[(step.number, first, end - first, step.samples) for step, first, end in stretches],
+            sizes=sent.sizes,
+            weights_nbytes=weights_nbytes,
+            batches=None if peer.has_data else [batch.description for batch in packed],
+            weights_codecs=codecs,
+            is_whole=is_whole,
+            batches_codec=batches_codec,
+            runs=[(batch.nbytes, batch.width) for batch in packed],
+            reply_codec=sent.codec,
+            refused=outgoing.refused,
+            wants_speeds=self._codecs.take_wish(peer) if peer.link.wants_speeds else (),
+            strategy=it.strategy,
+            group=it.group,
+        )
+        outgoing.refused, outgoing.is_new = 0, False
+        self._send(peer, work, payload, parts)
+
+    def refused(self, peer: Peer, lease: int) -> None:
+        """The update for this lease did not count: its node hears of it with its next work."""
+        peer.outgoing.refused = lease
+
+    def answered(self, peer: Peer, lease: int) -> Sent | None:
+        return peer.outgoing.leases.pop(lease, None)
+
+    def forget(self, peer: Peer) -> None:
+        peer.outgoing.pending.clear()
+
+    def pump(self, peer: Peer) -> None:
+        """Send what is ready, in its order."""
+        pending = peer.outgoing.pending
+        while pending and pending[0][1].done():
+            message, payload = pending.popleft()
+            self._board.send(peer, message, *payload.result())
+
+    def _send(self, peer: Peer, work: say.Work, payload: list[memoryview], parts: Parts) -> None:
+        pending = peer.outgoing.pending
+        if not pending:
+            self._board.send(peer, work, *payload)
+        else:
+            pending.append((work, done(payload)))  # behind the parts of the work before
+        if parts and not peer.is_closed:
+            pending.extend((PART, part) for part in parts)
+            for part in parts:
+                if not part.done():
+                    part.add_done_callback(lambda _: self._board.hub.ring())
+            self.pump(peer)
+
+    def _weights(self, peer: Peer, version: int, payload: list[memoryview]) -> tuple[list[str], Parts, bool]:
+        """Raw ones join the payload; encoded ones are returned: codecs, parts, and whether they are all of it."""
+        if version != self.versions.newest:
+            self._open(version)
+        outgoing, codec = peer.outgoing, peer.link.codecs["weights"]
+        is_first = outgoing.is_new
+        may_differ = codec != RAW and outgoing.keeps_versions and not is_first
+        path = self.versions.since(outgoing.version) if may_differ else []
+        outgoing.version = version
+        if codec == RAW:
+            outgoing.sending.add(version)
+            payload.append(self.versions.raw(only_live=not is_first))
+            return [], [], False
+        is_whole = not path
+        if is_whole:
+            path = [self.versions.whole(codec if codec in LOSSLESS else "zstd", only_live=not is_first)]
+            outgoing.keeps_versions = True
+        return [step.codec for step in path], _all_parts(path), is_whole
+
+    def _open(self, version: int) -> None:
+        if "weights" in self._codecs.wants_sample and (sample := self.versions.sample()) is not None:
+            self._codecs.try_on("weights", *sample)
+        self.versions.open(version, self._codecs.for_differences(self._board.members), self._in_flight)
+
+    def _in_flight(self) -> set[int]:
+        in_flight: set[int] = set()
+        for peer in self._board.members:
+            outgoing = peer.outgoing
+            if not peer.wants_write and not outgoing.pending:
+                outgoing.sending.clear()
+            else:
+                in_flight |= outgoing.sending
+        return in_flight
+
+    def _batches(self, peer: Peer, packed: list[Packed], payload: list[memoryview], parts: Parts) -> str:
+        """The batches' bytes as they are, or encoded. Returns how."""
+        self.batch_nbytes = sum(batch.nbytes for batch in packed)
+        if "batch" in self._codecs.wants_sample:
+            sample = _joined(packed[0])
+            self._codecs.try_on("batch", sample, packed[0].width, np.empty(0, np.float32))
+        codec = codec_named(name) if (name := peer.link.codecs["batch"]) != RAW else None
+        if not isinstance(codec, Planes):
+            payload += [buffer for batch in packed for buffer in batch.buffers]
+            return RAW
+        for batch in packed:
+            raw = _joined(batch)
+            for start in range(0, len(raw), PIECE_NBYTES):
+                parts.append(self._encoders.submit(codec.encode, raw[start : start + PIECE_NBYTES], batch.width))
+        return codec.name
+
+
+def _all_parts(path: list[Encoded]) -> Parts:
+    return [part for step in path for part in step.parts]
+
+
+def _joined(batch: Packed) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    return np.frombuffer(b"".join(batch.buffers), np.uint8)

@@ -1,0 +1,107 @@
+"""From a caller's first word until it may be given work: who it is, whether it was here before, how far away it is, and
+what it has built. Knows peers and the door; knows no leases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from wide.codec.layout import Flat, Layout
+from wide.codec.pieces import MOST_PART_NBYTES
+from wide.errors import Absent, ProtocolError, WideError
+from wide.exchange import words
+from wide.exchange.door import Door
+from wide.exchange.happenings import EvaluatorReady, Happening, Joined, PlanAsked, Ready
+from wide.exchange.peer import Peer
+from wide.exchange.probe import Probing
+from wide.exchange.switchboard import Switchboard
+from wide.telemetry.log import log
+from wide.telemetry.totals import Traffic
+from wide.wire import messages as say
+from wide.wire.frames import Sink
+
+EVALUATOR = -1  # its place among the nodes
+HEADER_LIMIT = 1 << 20  # a model of 10,000 tensors describes itself in less
+
+
+class Reception:
+    """A node that comes back after its connection broke is the same node; its old connection is of no use any more.
+    `traffic` is what each node's connections have carried, by all of them.
+    """
+
+    def __init__(
+        self, door: Door, board: Switchboard, layout: Layout, weights: Flat, samples: int, traffic: dict[int, Traffic]
+    ) -> None:
+        self._door, self._board, self._samples = door, board, samples
+        self._tensors, self._first_weights = layout.describe(), weights.fingerprint()
+        self._payload_limit = max(layout.live_nbytes, MOST_PART_NBYTES)
+        self._known: dict[str, int] = {}  # nodes by the key that only they know
+        self.traffic = traffic
+        self.last_node = max(traffic, default=0)
+
+    def hello(
+        self, peer: Peer, hello: say.Hello, sink: Sink, dismiss: Callable[[Peer, WideError], None], now: float
+    ) -> Happening | None:
+        """Let it in, or refuse it. What is to be told of that."""
+        if peer.node or peer.has_asked:
+            raise ProtocolError("out of order", "a second hello")
+        self._door.admit(hello)
+        if hello.role == "planner":
+            peer.has_asked = True
+            return PlanAsked(peer)
+        peer.is_evaluator = hello.role == "evaluator"
+        number = EVALUATOR if peer.is_evaluator else self._known.get(hello.key, 0) if hello.key else 0
+        if (former := self._board.peers.get(number)) is not None:
+            dismiss(former, Absent("came back", "it came back by another connection"))
+        return self._welcome(peer, hello, number, sink, now)
+
+    def _welcome(self, peer: Peer, hello: say.Hello, number: int, sink: Sink, now: float) -> Happening | None:
+        if not number:
+            number = self.last_node = self.last_node + 1
+        peer.node, peer.name = number, words.name(hello.name)
+        peer.is_on_this_machine = self._door.is_here(hello, peer.address)
+        peer.machine, peer.cores = hello.machine, hello.cores
+        self._board.seat(peer)
+        peer.connection.reader.allow(sink, HEADER_LIMIT, self._payload_limit)
+        self._board.send(peer, say.Welcome(peer.node, self._door.seed, self._door.data))
+        if peer.is_evaluator:
+            return None
+        if hello.key:
+            self._known[hello.key] = number
+        if hello.build != self._door.build:
+            theirs = words.line(hello.build)
+            log.warning(
+                "node %s runs on %s, this coordinator on %s: bits may differ", peer.name, theirs, self._door.build
+            )
+        traffic = peer.traffic = self.traffic.setdefault(number, Traffic())
+        peer.bytes_before = (traffic.bytes_sent, traffic.bytes_received, traffic.raw_bytes)
+        peer.probing = Probing()
+        self._board.send(peer, say.Probe(), *peer.probing.next_load(now))
+        return Joined(number, peer.name, words.name(hello.host), hello.pid)
+
+    def echoed(self, peer: Peer, now: float) -> bool:
+        """A probe was said back. Was it the last one?"""
+        probing = peer.probing
+        if probing is None or probing.is_over:
+            raise ProtocolError("out of order", "an echo of nothing")
+        probing.echoed(now)
+        load = probing.next_load(now)
+        self._board.send(peer, say.Probe(is_last=probing.is_over), *load)
+        return probing.is_over
+
+    def ready(self, peer: Peer, ready: say.Ready) -> Happening:
+        """Raises, if what the peer has built is not what the pool trains."""
+        if peer.is_ready:
+            raise ProtocolError("out of order", "a second ready")
+        if peer.link.up is None and not peer.is_evaluator:
+            raise ProtocolError("out of order", "ready before the probe was said back")
+        self._door.check_model(ready, self._tensors)
+        peer.is_ready = True
+        if peer.is_evaluator:
+            return EvaluatorReady()
+        peer.has_data = self._door.has_data(ready, self._samples)
+        return Ready(peer.node, peer.has_data, peer.machine, peer.cores)
+
+    def has_first_weights(self, ready: say.Ready) -> bool:
+        """Has it built just the weights that the pool begins with?"""
+        return ready.weights == self._first_weights

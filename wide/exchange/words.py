@@ -1,0 +1,21 @@
+"""Text from a peer, made fit to be shown: no escape sequences, no line breaks, no end that never comes."""
+
+from __future__ import annotations
+
+NAME_CHARS, LINE_CHARS, DETAILS_CHARS = 64, 1000, 64 * 1024
+
+
+def name(text: str) -> str:
+    return line(text[:NAME_CHARS]) or "unnamed"
+
+
+def line(text: str) -> str:
+    """One line."""
+    cut = text[:LINE_CHARS]
+    return cut if cut.isprintable() else "".join(c if c.isprintable() else "?" for c in cut)
+
+
+def details(text: str) -> str:
+    """Several lines: a traceback."""
+    cut = text[:DETAILS_CHARS]
+    return "".join(c if c.isprintable() or c == "\n" else "?" for c in cut)

@@ -1,0 +1,220 @@
+"""A node's time with a pool, over one connection: take work, look up now and then, hand in. Knows messages and time;
+what is computed is the training's (training.py).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from itertools import accumulate
+from typing import Any
+
+import torch
+
+from wide.codec.batch import unpack
+from wide.codec.layout import Flat
+from wide.errors import ProtocolError, TrainingFailed, WideError
+from wide.failpoint import reach
+from wide.node.greeting import HEADER_LIMIT, PAYLOAD_LIMIT
+from wide.node.inbox import Inbox, Package, Stopped
+from wide.node.trainer import Enough, Place
+from wide.node.workbench import Workbench
+from wide.strategy.catalogue import EXACT, STRATEGIES
+from wide.telemetry.process import rss_bytes
+from wide.transport.connection import Connection
+from wide.wire import messages as say
+
+RSS_EVERY_S = 1.0
+LOOK_UP_S = 0.1
+LOOK_OFTEN_S = 0.005  # where messages travel while batches are computed
+FINISH_S = 2.0  # a lease that will be done within this is finished before its node leaves
+GOODBYE_S = 2.0
+
+
+class Unwanted(WideError):
+    """The lease at hand is no longer of interest: the run is over."""
+
+
+class Left(WideError):
+    """This machine wants to leave the pool."""
+
+
+class Session:
+    """Computes leases, one after the other. A pool that was joined anew knows nothing of what the last session had."""
+
+    def __init__(self, connection: Connection, bench: Workbench) -> None:
+        self._connection, self._bench = connection, bench
+        self._inbox = Inbox(connection, bench.trainer, bench.payloads)
+        self._strategy, self._training = EXACT, bench.training(EXACT.name)
+        self._travelling: list[Flat] = []  # updates that the network has not taken yet
+        self._waited_s, self._is_waiting = 0.0, False
+        self._looked_at = self._began_at = 0.0
+        self._batch = -1  # which batch of the lease is being computed: for messages about failures
+        self._leaving_why = ""
+        self._rss = (0.0, 0)
+        connection.reader.allow(self._inbox.place_for, HEADER_LIMIT, PAYLOAD_LIMIT)
+        connection.send(bench.describe())
+
+    def work(self) -> say.Stop:
+        """Until the coordinator says stop; the user's errors are reported to it before they are raised here."""
+        try:
+            while True:
+                self.serve_next()
+        except Stopped as stopped:
+            return stopped.stop
+        except Left as left:
+            self._say_goodbye(str(left))
+            raise
+
+    def serve_next(self) -> None:
+        """One lease, as soon as it is here."""
+        while not self._inbox.ready:
+            self._inbox.hear(self._wait())
+        self._serve(self._inbox.ready.popleft())
+
+    def leave(self, why: str) -> None:
+        """Called by a signal handler: hand in what is finished, or will be in a moment, and what is owed; then go."""
+        if self._is_waiting:
+            raise Left(why)
+        self._leaving_why = why
+
+    def _wait(self) -> say.Message:
+        before = time.perf_counter()
+        self._is_waiting = True
+        if self._leaving_why:
+            raise Left(self._leaving_why)
+        message = self._connection.wait()
+        self._is_waiting = False
+        self._waited_s += time.perf_counter() - before
+        return message
+
+    def _say_goodbye(self, why: str) -> None:
+        flat = Flat(self._bench.trainer.layout, only_live=True)
+        debt = self._bench.payloads.debt(flat)
+        self._connection.send(say.Leaving(why), *([debt] if debt is not None else []))
+        self._connection.part(GOODBYE_S)
+
+    def _serve(self, package: Package) -> None:
+        work = package.work
+        if work.strategy != self._strategy.name:
+            self._change_to(work.strategy)
+        started = self._looked_at = self._began_at = time.perf_counter()
+        try:
+            losses = self._train(package)
+            if not self._strategy.overlaps:
+                self._look_up()
+            else:
+                self._finish_sending()
+            total = self._training.result()
+        except Unwanted:
+            return
+        except Enough:
+            raise Left(self._leaving_why) from None
+        except TrainingFailed as error:
+            self._connection.send(say.Failed(work.lease, self._batch, str(error), error.details))
+            self._connection.drain()
+            return
+        self._hand_in(package, total, losses, time.perf_counter() - started)
+
+    def _train(self, package: Package) -> list[float]:
+        places = package.places
+        self._take_new_weights()
+        return self._training.train(places, self._fetcher(package, places), package.work.group, self._goes_on)
+
+    def _hand_in(self, package: Package, total: Flat, losses: list[float], compute_s: float) -> None:
+        work, payloads = package.work, self._bench.payloads
+        speeds = payloads.speeds(work.wants_speeds, total) if work.wants_speeds else None
+        update = say.Update(
+            lease=work.lease,
+            losses=losses,
+            touched=total.touched.to_bytes(len(total.trainable) // 8 + 1, "little"),
+            compute_s=compute_s,
+            codec_s=payloads.codec_s,
+            network_s=self._waited_s,
+            rss_bytes=self._rss_bytes(),
+            codec=work.reply_codec,
+            received_nbytes=package.received_nbytes,
+            received_s=package.received_s,
+            speeds=speeds,
+            distracted_s=package.distracted_s,
+        )
+        self._waited_s = payloads.codec_s = 0.0
+        reach("node.before_send")
+        payloads.send(self._connection, update, total)
+        if self._connection.has_unsent:
+            self._travelling.append(total)
+        else:
+            self._bench.trainer.release(total)
+
+    def _change_to(self, name: str) -> None:
+        """Only where updates do not overlap with computing does this node wait for the network."""
+        before, self._strategy = self._strategy, STRATEGIES[name]
+        self._connection.drain()
+        self._connection.stream.set_blocking(not self._strategy.overlaps)
+        if before.update_role != self._strategy.update_role:
+            self._bench.payloads.forget_debts()
+        self._training = self._bench.training(name)
+        self._training.begin()
+
+    def _goes_on(self, done: int, of: int) -> bool:
+        """Between two steps of this node's own: are there new weights? And should it make another one?"""
+        self._take_new_weights()
+        return not self._must_go(done, of)
+
+    def _must_go(self, done: int, of: int) -> bool:
+        """Is it time to leave, and would the rest of the lease take too long?"""
+        if not self._leaving_why:
+            return False
+        batch_s = (time.perf_counter() - self._began_at) / max(done, 1)
+        return not done or batch_s * (of - done) > FINISH_S
+
+    def _take_new_weights(self) -> None:
+        if self._inbox.has_new_weights:
+            self._inbox.has_new_weights = False
+            self._training.new_weights()
+
+    def _finish_sending(self) -> None:
+        """Nobody gets further ahead of the network than by one update."""
+        self._connection.drain()
+        while self._travelling:
+            self._bench.trainer.release(self._travelling.pop())
+
+    def _fetcher(self, package: Package, places: list[Place]) -> Callable[[int], Any]:
+        """What gives the lease's i-th batch."""
+        work, samples, trainer = package.work, self._bench.samples, self._bench.trainer
+        streamed = None
+        if work.batches is not None and package.batches is not None:
+            streamed = unpack(work.batches, package.batches)
+        starts = [8 * start for start in accumulate(work.sizes, initial=0)]
+        every_s = LOOK_OFTEN_S if self._strategy.overlaps else LOOK_UP_S
+
+        def batch_at(i: int) -> Any:
+            self._batch = i
+            if self._leaving_why and self._training.fetches_all and self._must_go(i, len(places)):
+                raise Enough(self._leaving_why)
+            self._look_up(every_s)
+            if streamed is not None:
+                return streamed[i]
+            if samples is None:
+                raise ProtocolError("no data", "sample ids for a node without a data set")
+            ids = torch.frombuffer(package.ids, dtype=torch.int64, count=work.sizes[i], offset=starts[i])
+            return samples.batch(ids, trainer.seed_of(places[i].step, places[i].batch))
+
+        return batch_at
+
+    def _look_up(self, every_s: float = LOOK_UP_S) -> None:
+        """In a long lease, see now and then what the coordinator has to say."""
+        now = time.perf_counter()
+        if now - self._looked_at <= every_s:
+            return
+        self._looked_at = now
+        if self._strategy.overlaps:
+            self._inbox.look()
+        elif any(isinstance(message, say.Stop) for message in self._connection.look()):
+            raise Unwanted("the coordinator says goodbye")
+
+    def _rss_bytes(self) -> int:
+        now = time.perf_counter()
+        if now - self._rss[0] > RSS_EVERY_S:
+            self._rss = (now, rss_bytes())
+        return self._rss[1]

@@ -1,0 +1,94 @@
+"""What a node computes for a lease: one class for each strategy. No sockets, no clock.
+
+`train` computes a lease's batches and returns their losses; `result` is what is handed in for them, in host memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from wide.codec.layout import Flat
+from wide.job.definition import Job
+from wide.node.fused import Fused
+from wide.node.local import OwnSteps
+from wide.node.trainer import Place, Trainer
+from wide.strategy.catalogue import STRATEGIES
+
+Fetch = Callable[[int], Any]  # the lease's i-th batch; raises Enough where there should be no more
+GoesOn = Callable[[int, int], bool]  # so many of so many batches are done: is there to be another one?
+
+
+class Training(Protocol):
+    """`fetches_all`: whoever fetches batches decides when it is enough; otherwise `goes_on` does, step by step."""
+
+    fetches_all: bool
+
+    def begin(self) -> None: ...  # with the pool's weights, after another strategy
+    def new_weights(self) -> None: ...  # have arrived
+    def train(self, places: Sequence[Place], batch_at: Fetch, group: int, goes_on: GoesOn) -> list[float]: ...
+    def result(self) -> Flat: ...
+
+
+class Exact:
+    """`sync`: gradients summed in the order of the tree, batch by batch."""
+
+    fetches_all = True
+
+    def __init__(self, job: Job, trainer: Trainer, fused: Fused) -> None:
+        self._trainer = trainer
+        self._total: Flat | None = None
+
+    def begin(self) -> None:
+        """It starts anew with every lease."""
+
+    def new_weights(self) -> None:
+        self._trainer.weights_changed()
+
+    def train(self, places: Sequence[Place], batch_at: Fetch, group: int, goes_on: GoesOn) -> list[float]:
+        self._total, losses = self._trainer.sum(places, batch_at)
+        return losses
+
+    def result(self) -> Flat:
+        assert self._total is not None
+        total, self._total = self._total, None
+        return self._trainer.to_host(total)
+
+
+class Several(Exact):
+    """`async`: the same sum up to rounding, several batches in one pass where that is quicker."""
+
+    def __init__(self, job: Job, trainer: Trainer, fused: Fused) -> None:
+        super().__init__(job, trainer, fused)
+        self._fused = fused
+
+    def train(self, places: Sequence[Place], batch_at: Fetch, group: int, goes_on: GoesOn) -> list[float]:
+        self._total, losses = self._fused.sum(places, batch_at)
+        return losses
+
+
+class Own:
+    """`local`: steps of the node's own optimizer; what they changed is handed in."""
+
+    fetches_all = False
+
+    def __init__(self, job: Job, trainer: Trainer, fused: Fused) -> None:
+        self._trainer = trainer
+        self._steps = OwnSteps(job, trainer, fused, trainer.seed)
+
+    def begin(self) -> None:
+        self._trainer.weights_changed()
+        self._steps.begin()
+
+    def new_weights(self) -> None:
+        self._steps.rebase()
+
+    def train(self, places: Sequence[Place], batch_at: Fetch, group: int, goes_on: GoesOn) -> list[float]:
+        return self._steps.train(places, batch_at, group, goes_on)
+
+    def result(self) -> Flat:
+        return self._steps.delta()
+
+
+TRAININGS: dict[str, Callable[[Job, Trainer, Fused], Training]] = {"sync": Exact, "async": Several, "local": Own}
+assert TRAININGS.keys() == STRATEGIES.keys()

@@ -1,0 +1,50 @@
+"""What a node has built: data, model, and a training for each strategy. It stays when a connection breaks."""
+
+from __future__ import annotations
+
+import torch
+
+from wide.codec.encoders import Encoders
+from wide.errors import TrainingFailed
+from wide.job.definition import Job
+from wide.job.samples import Samples
+from wide.node.fused import Fused
+from wide.node.payloads import Payloads
+from wide.node.trainer import Trainer
+from wide.node.training import TRAININGS, Training
+from wide.wire import messages as say
+
+
+class Workbench:
+    """Built as the pool's welcome says. `samples` is None if batches are streamed, or if `problem` says why not."""
+
+    def __init__(self, job: Job, welcome: say.Welcome, device: torch.device) -> None:
+        self._job, self._built_for = job, (welcome.seed, welcome.data)
+        self.samples: Samples | None = None
+        self.problem = ""
+        if welcome.data != "stream":
+            try:
+                self.samples = Samples(job, welcome.seed)
+            except TrainingFailed as error:
+                self.problem = str(error)
+        self.trainer = Trainer(job, welcome.seed, device)
+        self._encoders = Encoders()
+        self.payloads = Payloads(self.trainer, self._encoders)
+        self._fused = Fused(self.trainer)
+        self._trainings: dict[str, Training] = {}
+
+    def is_good_for(self, welcome: say.Welcome) -> bool:
+        return (welcome.seed, welcome.data) == self._built_for
+
+    def training(self, strategy: str) -> Training:
+        if strategy not in self._trainings:
+            self._trainings[strategy] = TRAININGS[strategy](self._job, self.trainer, self._fused)
+        return self._trainings[strategy]
+
+    def describe(self) -> say.Ready:
+        """What the coordinator should know of it."""
+        length = len(self.samples) if self.samples is not None else None
+        return say.Ready(self.trainer.layout.describe(), length, self.problem, self.trainer.weights.fingerprint())
+
+    def close(self) -> None:
+        self._encoders.close()

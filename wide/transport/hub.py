@@ -1,0 +1,102 @@
+"""Everybody who is connected to one process: who has something to read, who has room to write, who calls. Knows streams
+and keys, no messages. TCP's is here; memory.py has the in-memory twin.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import time
+from collections.abc import Iterable
+from typing import Any, NamedTuple, Protocol
+
+from wide.transport.stream import Stream
+from wide.transport.tcp import Listener, TcpStream
+
+CALLERS, RUNG = "callers", "rung"  # keys: somebody wants to be accepted; somebody has rung
+
+
+class Ready(NamedTuple):
+    """What was registered as `key` can be read from, or written to."""
+
+    key: Any
+    reads: bool
+    writes: bool
+
+
+class Hub(Protocol):
+    """What an exchange needs of a network. `idle_s`: how long it has waited for something to do, all in all."""
+
+    idle_s: float
+
+    def wait(self, timeout_s: float) -> Iterable[Ready]: ...
+    def accept(self) -> tuple[Stream, str] | None: ...  # ConnectionLost: there is somebody, but no room for it
+    def register(self, stream: Any, key: object) -> None: ...
+    def watch_writing(self, stream: Any, key: object, is_wanted: bool) -> None: ...
+    def unregister(self, stream: Any) -> None: ...
+    def ring(self) -> None: ...  # from any thread: `wait` returns, with RUNG
+    def listen(self, is_wanted: bool) -> None: ...  # are callers told of?
+    def stop_listening(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class TcpHub:
+    """One listener, one selector, and a bell that other threads ring to wake the loop."""
+
+    def __init__(self, listener: Listener) -> None:
+        self.idle_s = 0.0
+        self._listener = listener
+        self._heard, self._rung = socket.socketpair()
+        self._heard.setblocking(False)
+        self._rung.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        self._is_listening = False
+        self.listen(True)
+        self._selector.register(self._heard, selectors.EVENT_READ, RUNG)
+
+    def wait(self, timeout_s: float) -> list[Ready]:
+        began = time.monotonic()
+        found = self._selector.select(timeout_s)
+        self.idle_s += time.monotonic() - began
+        ready = []
+        for key, mask in found:
+            if key.data is RUNG:
+                with contextlib.suppress(BlockingIOError):
+                    self._heard.recv(4096)
+            ready.append(Ready(key.data, bool(mask & selectors.EVENT_READ), bool(mask & selectors.EVENT_WRITE)))
+        return ready
+
+    def accept(self) -> tuple[TcpStream, str] | None:
+        return self._listener.accept()
+
+    def register(self, stream: TcpStream, key: object) -> None:
+        self._selector.register(stream, selectors.EVENT_READ, key)
+
+    def watch_writing(self, stream: TcpStream, key: object, is_wanted: bool) -> None:
+        mask = selectors.EVENT_READ | selectors.EVENT_WRITE if is_wanted else selectors.EVENT_READ
+        self._selector.modify(stream, mask, key)
+
+    def unregister(self, stream: TcpStream) -> None:
+        self._selector.unregister(stream)
+
+    def ring(self) -> None:
+        with contextlib.suppress(OSError):  # it is ringing already, or nobody is left to hear it
+            self._rung.send(b"!")
+
+    def listen(self, is_wanted: bool) -> None:
+        if is_wanted != self._is_listening:
+            self._is_listening = is_wanted
+            if is_wanted:
+                self._selector.register(self._listener, selectors.EVENT_READ, CALLERS)
+            else:
+                self._selector.unregister(self._listener)
+
+    def stop_listening(self) -> None:
+        self.listen(False)
+        self._listener.close()
+
+    def close(self) -> None:
+        self._selector.close()
+        self._heard.close()
+        self._rung.close()
