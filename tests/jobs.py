@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import namedtuple
+from collections import UserDict, namedtuple
 
 import numpy as np
 import torch
@@ -96,6 +96,28 @@ class Noisy(torch.optim.SGD):
                 p.add_(torch.randn_like(p) * 1e-3)
 
 
+class Sequences(Dataset):
+    def __len__(self):
+        return SAMPLES
+
+    def __getitem__(self, index):
+        return (torch.arange(11) * (index + 3)) % 20
+
+
+class Encoding(UserDict):
+    """As tokenizers return it."""
+
+    def __getattr__(self, name):
+        return self.data[name]
+
+
+def partly_frozen() -> nn.Module:
+    model = nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, 3))
+    model[0].eval()
+    model[3].eval()
+    return model
+
+
 def random_points() -> TensorDataset:
     return TensorDataset(torch.randn(SAMPLES, 6), torch.randint(0, 3, (SAMPLES,)))
 
@@ -160,6 +182,39 @@ EVERYTHING = {
             torch.stack([y for _, y in samples]),
         ],
     ),
+    "views of one sequence": make(
+        dataset=lambda: Sequences(),
+        collate=lambda samples: (lambda seq: (seq[:, :-1], seq[:, 1:11], seq[:1].expand(4, -1)))(torch.stack(samples)),
+        model=lambda: nn.Sequential(nn.Embedding(20, 7), nn.Linear(7, 20)),
+        loss=lambda model, batch: (
+            F.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten()) + model(batch[2]).square().mean()
+        ),
+    ),
+    "numpy in every order": make(
+        dataset=lambda: Samples(lambda x, y: (x.numpy(), y)),
+        collate=lambda samples: {
+            "columns": np.asfortranarray(np.stack([x for x, _ in samples])),
+            "backwards": np.stack([x for x, _ in samples])[:, ::-1],
+            "y": torch.stack([y for _, y in samples]),
+            "scale": np.float64(0.5),
+            "name": np.str_("x"),
+            "huge": 2**70,
+            "phase": 1j,
+        },
+        loss=lambda model, batch: (
+            F.cross_entropy(model(torch.from_numpy(batch["columns"])), batch["y"]) * float(batch["scale"])
+            + model(torch.from_numpy(batch["backwards"].copy())).square().mean() * (batch["huge"] % 7)
+        ),
+    ),
+    "a mapping with attributes": make(
+        dataset=lambda: Samples(lambda x, y: (x, y)),
+        collate=lambda samples: Encoding(
+            {"x": torch.stack([x for x, _ in samples]), "y": torch.stack([y for _, y in samples])}
+        ),
+        loss=lambda model, batch: F.cross_entropy(model(batch.x), batch["y"]),
+    ),
+    "parts in eval mode": make(model=partly_frozen),
+    "pretrained, in eval mode": make(model=lambda: mlp().eval()),
     "a subset": make(dataset=lambda: Subset(points(), range(5, 70))),
     "one tensor": make(dataset=lambda: points().tensors[0], loss=lambda model, x: model(x).square().mean()),
     "sparse gradients": make(

@@ -32,7 +32,9 @@ def train(job, steps):
     seed_all(job.seed)
     dataset, collate = job.dataset(), job.collate or default_collate
     seed_all(job.seed)
-    model = job.model().train()
+    model = job.model()
+    if not model.training:
+        model.train()
     optimizer = job.optimizer(list(model.parameters()))
     scheduler = job.scheduler(optimizer) if job.scheduler else None
     parameters, epoch, done = [p for p in model.parameters() if p.requires_grad], 0, 0

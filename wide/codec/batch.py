@@ -5,7 +5,7 @@ Knows tensors and plain values; never pickle. A description is made of lists, so
 
 from __future__ import annotations
 
-from collections import namedtuple
+from collections import UserDict, namedtuple
 from typing import Any, NamedTuple
 
 import msgspec
@@ -16,6 +16,18 @@ from wide.codec.tensor import ALIGN_NBYTES, Described, describe, rebuild
 from wide.errors import ProtocolError, TrainingFailed
 
 PADDING = memoryview(bytes(ALIGN_NBYTES))
+
+
+class Mapping(UserDict[Any, Any]):
+    """What a mapping with attributes (a tokenizer's BatchEncoding, say) is on a node that was streamed to."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "data" and name in self.data:
+            return self.data[name]
+        raise AttributeError(name)
+
+    def to(self, device: Any) -> Mapping:
+        return Mapping({key: v.to(device) if hasattr(v, "to") else v for key, v in self.data.items()})
 
 
 class Packed(NamedTuple):
@@ -41,12 +53,19 @@ def _describe(value: Any, buffers: list[memoryview], widths: list[tuple[int, int
         widths.append((len(raw), min(value.itemsize, 8)))
         return ["tensor", *described._replace(device="cpu")]  # a node computes where it likes
     if isinstance(value, np.ndarray) and value.dtype.kind in "fiubc":
-        tensor = torch.from_numpy(np.ascontiguousarray(value))
-        return ["array", *_describe(tensor, buffers, widths)[1:]]
-    if value is None or isinstance(value, bool | int | float | str | bytes):
+        plain = value if value.flags.writeable and min(value.strides, default=0) >= 0 else value.copy(order="K")
+        return ["array", *_describe(torch.from_numpy(plain), buffers, widths)[1:]]
+    if isinstance(value, np.generic) and value.dtype.kind in "fiubcUS":
+        return ["scalar", value.dtype.str, value.tobytes()]
+    if value is None or type(value) in (bool, float, str, bytes) or (type(value) is int and -(2**63) <= value < 2**64):
         return ["value", value]
-    if isinstance(value, dict) and all(isinstance(key, str | int | float | bytes) for key in value):
-        return ["dict", list(value), [_describe(item, buffers, widths) for item in value.values()]]
+    if type(value) is int:
+        return ["int", str(value)]
+    if isinstance(value, complex):
+        return ["complex", value.real, value.imag]
+    if isinstance(value, dict | UserDict) and all(isinstance(key, str | int | float | bytes) for key in value):
+        kind = "dict" if isinstance(value, dict) else "mapping"
+        return [kind, list(value), [_describe(item, buffers, widths) for item in value.values()]]
     if type(value).__bases__ == (tuple,) and hasattr(value, "_fields"):  # not what adds methods to it
         return [
             "named",
@@ -75,8 +94,15 @@ def _build(description: list[Any], raw: torch.Tensor, cursor: list[int]) -> Any:
         return tensor if kind == "tensor" else tensor.numpy()
     if kind == "value":
         return rest[0]
-    if kind == "dict":
-        return dict(zip(rest[0], [_build(item, raw, cursor) for item in rest[1]], strict=True))
+    if kind == "scalar":
+        return np.frombuffer(rest[1], np.dtype(rest[0]))[0]
+    if kind == "int":
+        return int(rest[0])
+    if kind == "complex":
+        return complex(*rest)
+    if kind in ("dict", "mapping"):
+        found = dict(zip(rest[0], [_build(item, raw, cursor) for item in rest[1]], strict=True))
+        return found if kind == "dict" else Mapping(found)
     if kind == "named":
         return namedtuple(rest[0], rest[1])(*(_build(item, raw, cursor) for item in rest[2]))
     items = [_build(item, raw, cursor) for item in rest[0]]

@@ -21,7 +21,7 @@ class Master:
     """The weights, and what is done to them."""
 
     def __init__(self, job: Job, model: nn.Module, seed: int) -> None:
-        self.model = model.cpu().train()
+        self.model = model.cpu()
         self.layout = Layout(model)
         if not self.layout.trainable:
             raise TrainingFailed("the model has no trainable parameter: nothing to do")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import UserDict
 from typing import Any
 
 import torch
@@ -20,6 +21,8 @@ def build_model(job: Job, seed: int) -> nn.Module:
         model = job.model()
     if not isinstance(model, nn.Module):
         raise TrainingFailed(f"model() returned {type(model).__name__}, not a torch.nn.Module")
+    if not model.training:  # as a pretrained one comes; parts of it that were put into eval mode by hand stay so
+        model.train()
     return model
 
 
@@ -33,6 +36,12 @@ def batch_to(batch: Any, device: torch.device) -> Any:
         return type(batch)(*(batch_to(value, device) for value in batch))
     if isinstance(batch, list | tuple):
         return type(batch)(batch_to(value, device) for value in batch)
+    if callable(
+        move := getattr(batch, "to", None)
+    ):  # a tokenizer's BatchEncoding, a PackedSequence, a class of one's own
+        return move(device)
+    if isinstance(batch, UserDict):
+        return type(batch)({key: batch_to(value, device) for key, value in batch.items()})
     return batch
 
 

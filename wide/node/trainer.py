@@ -42,7 +42,7 @@ class Trainer:
         self.job = job
         self.seed = seed
         self.device = device
-        self.model = build_model(job, seed).to(device).train()
+        self.model = build_model(job, seed).to(device)
         self.layout = Layout(self.model)
         self.weights = Flat(self.layout, only_live=False)  # where versions arrive, in host memory
         self.bound = self.weights if device.type == "cpu" else Flat(self.layout, only_live=False, device=device)
