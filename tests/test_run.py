@@ -181,6 +181,31 @@ def test_a_metric_that_is_not_a_number_is_null_and_harms_nothing(tmp_path):
     assert result_of("run", job, "--nodes", 1, cwd=tmp_path)["metrics"] == {"n": None, "x": 1.0}
 
 
+@pytest.mark.parametrize("nodes", [0, 2])
+@pytest.mark.parametrize(
+    ("evaluate", "words"),
+    [("lambda model: {'a': []}", "evaluate() failed"), ("lambda model: os._exit(3)", "the evaluating process ended")],
+)
+def test_an_evaluate_that_fails_does_not_end_training(tmp_path, nodes, evaluate, words):
+    if nodes == 0 and "_exit" in evaluate:
+        pytest.skip("without nodes it is this very process that ends")
+    job = a_job(tmp_path, f"steps=7, evaluate={evaluate}")
+    code, out, err = wide("run", job, "--nodes", nodes, "--json", cwd=tmp_path)
+    assert code == 0, err
+    result = json.loads(out)
+    assert (result["steps"], result["metrics"]) == (7, {})
+    assert words in err
+    assert "training goes on" in err
+    assert err.count("Traceback") == 0
+
+
+def test_a_metric_that_is_no_number_survives_a_resume(tmp_path):
+    job = a_job(tmp_path, "steps=3, evaluate=lambda model: {'n': float('nan'), 'x': 1}")
+    result_of("run", job, "--nodes", 0, "--out", "r", cwd=tmp_path)
+    again = result_of("run", job, "--nodes", 1, "--resume", "r", "--steps", 3, cwd=tmp_path)
+    assert again["metrics"] == {"n": None, "x": 1.0}
+
+
 def test_slow_evaluations_do_not_outlast_a_time_limit(tmp_path):
     job = a_job(tmp_path, "epochs=200, evaluate=lambda model: time.sleep(1) or {'x': 1}")
     result = result_of("run", job, "--nodes", 1, "--seconds", 1, "--out", "here", cwd=tmp_path)
@@ -240,7 +265,6 @@ BAD_JOBS = {
         1,
         ["LBFGS", "closure"],
     ),
-    "an evaluate that raises": ("steps=1, evaluate=lambda model: {'a': []}", "", 1, ["evaluate() failed"]),
 }
 
 

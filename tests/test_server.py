@@ -227,6 +227,20 @@ def test_while_evaluation_is_full_no_lease_is_granted_and_no_clock_runs(monkeypa
     assert weights_sha256(twin.master.model) == weights_sha256(plain.train(job, 9))
 
 
+def test_an_evaluation_that_never_ends_is_given_up_and_training_is_not(monkeypatch):
+    monkeypatch.setattr("wide.coordinator.evaluation.FIRST_LIMIT_S", 5.0)
+    job = make(evaluate=lambda model: {"accuracy": 1.0})
+    twin = Twin(job, steps=7, evaluates=True)
+    evaluator = twin.call()
+    evaluator.send(say.Hello("evaluator's", "evaluator", "evaluator", "here", 1, "build"))
+    evaluator.wait()
+    evaluator.send(say.Ready(twin.master.layout.describe(), None))
+    with logged() as said:
+        model = twin.train(twin.join())
+    assert weights_sha256(model) == weights_sha256(plain.train(job, 7))
+    assert any("evaluate() takes more than 5 s" in text for text in said)
+
+
 def test_a_member_that_comes_back_is_the_same_node_and_its_old_line_counts_no_more():
     twin = Twin(make(), steps=3)
     old = ready(twin, key="mine")

@@ -92,7 +92,7 @@ def server(
     goods = Goods(master.layout, master.weights, master.spare, feed, encoders)
     traffic = {totals.node: totals.traffic for totals in course.start.nodes}
     exchange = Exchange(hub, door, goods, course.clock, traffic, try_codecs)
-    evaluation = Evaluation(evaluates, exchange.evaluate)
+    evaluation = Evaluation(evaluates, exchange.evaluate, course.clock.now)
     run = course.run(pool, record, evaluation, lambda: coordinator.totals())
     planner = None
     if course.options.strategy == "auto":

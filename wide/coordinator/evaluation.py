@@ -1,6 +1,7 @@
 """The user's evaluate(), once an epoch, on a copy of the weights in a process of its own: never in training's way.
 
-A global random generator or an eval() switch used there cannot reach the training.
+A global random generator or an eval() switch used there cannot reach the training. Should it raise, never end, or take
+its process with it, training goes on without it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import NamedTuple
 from wide.codec.layout import Flat
 
 BACKLOG_NBYTES = 512 << 20
+FIRST_LIMIT_S = 3600.0  # for an evaluation, while nothing is known of how long they take; then
+TIMES, LEAST_LIMIT_S = 10.0, 60.0  # so many times the longest so far, and at least this
 
 Send = Callable[[int, int, memoryview], None]  # epoch, step, weights
 
@@ -29,14 +32,25 @@ class Evaluation:
     is ever asked.
     """
 
-    def __init__(self, is_wanted: bool, send: Send) -> None:
-        self._is_wanted, self._send = is_wanted, send
+    def __init__(self, is_wanted: bool, send: Send, now: Callable[[], float]) -> None:
+        self._is_wanted, self._send, self._now = is_wanted, send, now
         self._waiting: deque[Asked] = deque()
-        self._is_here = self._is_asked = False
+        self._is_here = False
+        self._asked_at: float | None = None
+        self._longest_s = 0.0
 
     @property
     def is_busy(self) -> bool:
-        return bool(self._waiting) or self._is_asked
+        return bool(self._waiting) or self._asked_at is not None
+
+    @property
+    def limit_s(self) -> float:
+        """How long an evaluation may take, by what others took."""
+        return max(LEAST_LIMIT_S, TIMES * self._longest_s) if self._longest_s else FIRST_LIMIT_S
+
+    @property
+    def is_late(self) -> bool:
+        return self._asked_at is not None and self._now() - self._asked_at > self.limit_s
 
     @property
     def is_full(self) -> bool:
@@ -59,10 +73,17 @@ class Evaluation:
         self._next()
 
     def answered(self) -> None:
-        self._is_asked = False
+        if self._asked_at is not None:
+            self._longest_s = max(self._longest_s, self._now() - self._asked_at)
+        self._asked_at = None
         self._next()
 
+    def give_up(self) -> None:
+        """There is no evaluator any more: nothing will be evaluated from now on."""
+        self._is_wanted, self._asked_at = False, None
+        self._waiting.clear()
+
     def _next(self) -> None:
-        if self._is_here and not self._is_asked and self._waiting:
-            self._is_asked = True
+        if self._is_here and self._asked_at is None and self._waiting:
+            self._asked_at = self._now()
             self._send(*self._waiting.popleft())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -48,6 +49,7 @@ class Record:
         self._merged: list[tuple[MergeUpdate, Strategy, Sequence[int], Sequence[float], float]] = []
         self._closed: list[tuple[Step, Strategy, float, float]] = []
         self._weighted_losses: dict[int, dict[int, list[float]]] = {}  # by step, by a block's first batch
+        self._evaluation_problem = ""
         self._left: list[int] = []  # since the last point of the series
         self._flushed_at = self._series_at = self._told_at = 0.0
 
@@ -86,7 +88,7 @@ class Record:
         for step, first, samples, loss in self.db.read(query, position.steps):
             self._weighted_losses.setdefault(step, {})[first - self.schedule.step(step).first] = [loss * samples]
         query = "SELECT metric, value FROM evaluations WHERE step = (SELECT max(step) FROM evaluations)"
-        self.metrics = dict(self.db.read(query))
+        self.metrics = {name: math.nan if value is None else value for name, value in self.db.read(query)}
 
     def is_evaluated(self, step: int) -> bool:
         return bool(self.db.read("SELECT 1 FROM evaluations WHERE step = ?", step))
@@ -168,6 +170,13 @@ class Record:
         log.log(
             level, "epoch %d, step %d: %s", epoch + 1, step, words, extra={"fields": {"step": step, "metrics": metrics}}
         )
+
+    def evaluation_failed(self, problem: str, details: str) -> None:
+        """Told once, and whenever it is another one; training goes on."""
+        self.rejected(None, "evaluate", problem)
+        level = logging.ERROR if problem != self._evaluation_problem else logging.DEBUG
+        self._evaluation_problem = problem
+        log.log(level, "%s; training goes on", problem, extra={"fields": {"details": details}})
 
     def flush(self, force: bool = False) -> None:
         """Called often; does something a few times a second."""

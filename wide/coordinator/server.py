@@ -21,6 +21,7 @@ from wide.errors import NotYet, TrainingFailed
 from wide.exchange import happenings as happened
 from wide.exchange.delivery import Assignment
 from wide.exchange.exchange import Exchange
+from wide.exchange.reception import EVALUATOR
 from wide.telemetry.clock import Clock
 from wide.telemetry.log import log
 from wide.telemetry.snapshot import NodeView, Window
@@ -125,6 +126,9 @@ class Server:
             raise TrainingFailed(self.last_trouble or problem)
         if record.divergence.problem:
             self._decide(events.RunFailed(record.divergence.problem))
+        if self._evaluation.is_late:
+            limit_s = self._evaluation.limit_s
+            self.exchange.dismiss_node(EVALUATOR, NotYet(f"evaluate() takes more than {limit_s:.0f} s"))
         if now - self._linked_at >= LINKS_S:
             self._linked_at = now
             for node, transfer_s in self.exchange.transfers_s():
@@ -229,16 +233,19 @@ class Server:
         self._evaluation.ready()
 
     def _evaluator_lost(self, it: happened.EvaluatorLost) -> None:
-        raise TrainingFailed(f"the evaluating process ended: {it.why}")
+        log.error("the evaluating process ended (%s): training goes on, and is not evaluated any more", it.why)
+        self._evaluation.give_up()
+        self._queue.post(events.EvaluationCaughtUp())
 
     def _evaluation_failed(self, it: happened.EvaluationFailed) -> None:
-        raise TrainingFailed(it.problem, it.details)
+        self.run.record.evaluation_failed(it.problem, it.details)
+        self._evaluation.answered()
+        self._queue.post(events.EvaluationCaughtUp())
 
     def _evaluated(self, it: happened.Evaluated) -> None:
         self.run.record.evaluated(it.epoch, it.step, it.metrics)
-        was_full = self._evaluation.is_full
         self._evaluation.answered()
-        if was_full and not self._evaluation.is_full:
+        if not self._evaluation.is_full:
             self._queue.post(events.EvaluationCaughtUp())
 
     # ── actions ──────────────────────────────────────────────────────────────────────────────────────────────────

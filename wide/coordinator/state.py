@@ -302,8 +302,8 @@ class Pool:
         return []
 
     def _evaluation_caught_up(self, event: Event, now: float) -> list[Action]:
-        self._granting.is_paused = False
-        return self._grant_all(now)
+        was_paused, self._granting.is_paused = self._granting.is_paused, False
+        return self._grant_all(now) if was_paused else []
 
     def _end(self, now: float, why: str, failure: str = "", details: str = "") -> list[Action]:
         self.is_over = True

@@ -40,8 +40,14 @@ class EvaluatesHere:
         self._job, self._model, self._record = job, model, record
 
     def ask(self, epoch: int, step: int, weights: Flat) -> None:
-        if self._job.evaluate is not None:
-            self._record.evaluated(epoch, step, on_copy(self._job, self._model, self._record.schedule.seed))
+        if self._job.evaluate is None:
+            return
+        try:
+            metrics = on_copy(self._job, self._model, self._record.schedule.seed)
+        except TrainingFailed as error:
+            self._record.evaluation_failed(str(error), error.details)
+        else:
+            self._record.evaluated(epoch, step, metrics)
 
     def hurry(self) -> None:
         """There is nothing that waits."""
