@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import pydoc
 import sqlite3
 
 import numpy as np
@@ -11,7 +13,7 @@ from torch.utils.data import Subset, TensorDataset, default_collate
 
 import wide
 from tests.jobs import make, points
-from wide.config import resolve
+from wide.config import resolve, usable_cores
 from wide.errors import TrainingFailed, UsageError
 from wide.job.loading import load, split_spec
 from wide.job.model import build_model, check_loss
@@ -36,6 +38,58 @@ from wide.store.rundb import RunDb
 def test_a_wrong_field_is_explained(field, value, words):
     with pytest.raises(UsageError, match=words):
         make(**{field: value})
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model": torch.nn.Linear(6, 3)}, "give a function that builds it, model=lambda: Linear"),
+        ({"loss": torch.nn.CrossEntropyLoss()}, r"write loss=wide.supervised\(nn.CrossEntropyLoss\(\)\)"),
+        ({"loss": torch.nn.functional.mse_loss}, r"write loss=wide.supervised\(F.mse_loss\)"),
+        ({"dataset": points()}, "dataset=…. must be a function, got TensorDataset: write dataset=lambda: …"),
+        ({"optimizer": 0.1}, "write optimizer=lambda params: …"),
+        ({"epoch": 3}, r"Job\(epoch=…\): there is no such field; did you mean epochs\?"),
+        ({"colour": 3}, "there is no such field; there are model, dataset"),
+    ],
+)
+def test_what_is_meant_is_said_where_something_else_was_written(changes, words):
+    with pytest.raises(UsageError, match=words):
+        make(**changes)
+
+
+def test_what_is_missing_is_named():
+    with pytest.raises(UsageError, match="Job needs loss=…, optimizer=… too"):
+        wide.Job(model=points, dataset=points)
+
+
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter(range(3))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "words"),
+    [
+        (lambda: torch.utils.data.DataLoader(points()), "DataLoader: return its data set"),
+        (Stream, "Stream, whose samples cannot be looked up by number"),
+        (lambda: (i for i in range(3)), "generator, whose samples cannot be looked up"),
+    ],
+)
+def test_data_that_cannot_be_looked_up_by_number_is_explained(dataset, words):
+    with pytest.raises(TrainingFailed, match=words):
+        Samples(make(dataset=dataset), 0)
+
+
+def test_the_help_of_a_job_is_a_page_that_names_every_field():
+    page = pydoc.render_doc(wide.Job)
+    assert all(name in page for name in wide.Job.__struct_fields__)
+    assert "batch_size: int = 32" in str(inspect.signature(wide.Job))
+
+
+def test_a_file_that_is_not_there_is_looked_for_somewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=f"no such file .looked for in {tmp_path}"):
+        load("jobs/mine.py")
 
 
 def test_flags_come_before_the_environment_and_that_before_defaults():
@@ -232,3 +286,19 @@ def test_run_db_can_be_read_while_it_is_written(tmp_path):
 def test_a_folder_that_cannot_be_written_is_explained(tmp_path):
     with pytest.raises(TrainingFailed, match="cannot be written"):
         RunDb(tmp_path / "missing" / "run.db")
+
+
+def test_as_many_nodes_as_this_process_may_use_cores(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(6)), raising=False)
+    assert usable_cores(tmp_path) == 6
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert usable_cores(tmp_path) == 6
+    (tmp_path / "cpu.max").write_text("150000 100000\n")
+    assert usable_cores(tmp_path) == 2
+    (tmp_path / "cpu.max").unlink()
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("-1\n")
+    (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
+    assert usable_cores(tmp_path) == 6
+    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("300000\n")
+    assert usable_cores(tmp_path) == 3

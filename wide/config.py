@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import types
 import typing
@@ -19,6 +21,17 @@ Compress = Literal["lossless", "auto", "none", "lz4", "zstd", "bf16", "int8", "i
 Log = Literal["silent", "normal", "verbose"]
 
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+
+
+def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """How many cores this process may use: by its affinity, and by the limit of the container that it runs in."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    for files in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):  # version 2, version 1
+        with contextlib.suppress(OSError, ValueError):
+            quota, period, *_ = " ".join((cgroup / file).read_text() for file in files).split()
+            if int(quota) > 0:
+                cores = min(cores, math.ceil(int(quota) / int(period)))
+    return max(1, cores)
 
 
 class Sockets(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,8 +74,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def node_count(self) -> int:
-        """One node per core unless the user said otherwise."""
-        return self.nodes if self.nodes is not None else (os.cpu_count() or 1)
+        """One node for each core that this process may use, unless the user said otherwise."""
+        return self.nodes if self.nodes is not None else usable_cores()
 
 
 LEAST = {"nodes": 0, "steps": 1, "seed": 0, "port": 0, "keep": 1}

@@ -27,7 +27,8 @@ def find(spec: str) -> tuple[Path, str]:
     """The same, for a file that must be there."""
     path, name = split_spec(spec)
     if not path.is_file():
-        raise UsageError(f"{path}: no such file; give the Python file that holds your wide.Job")
+        where = "" if path.is_absolute() else f" (looked for in {Path.cwd()})"
+        raise UsageError(f"{path}: no such file{where}; give the Python file that holds your wide.Job")
     return path, name
 
 

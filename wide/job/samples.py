@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Subset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset, default_collate
 
+from wide.errors import TrainingFailed
 from wide.job.definition import Job
 from wide.job.loading import users_code
 from wide.job.seeding import generators, seed_everything
@@ -21,6 +22,8 @@ class Samples:
         seed_everything(seed)  # a random split, or random data, is the same on every machine
         with users_code("dataset() failed"):
             self._dataset = job.dataset()
+        _check_kind(self._dataset)
+        with users_code("dataset() failed: what it returned has no length"):
             self._length = len(self._dataset)
         self._collate: Callable[[list[Any]], Any] = job.collate or default_collate
         self._gather = _gatherer(self._dataset) if job.collate is None else None
@@ -56,6 +59,21 @@ class Samples:
             with users_code(f"the data set failed at sample {ids[len(samples)]}"):
                 raise
         return samples
+
+
+def _check_kind(dataset: Any) -> None:
+    """What cannot be looked up by number is explained."""
+    if isinstance(dataset, DataLoader):
+        raise TrainingFailed(
+            "dataset() returned a DataLoader: return its data set (loader.dataset), "
+            "and give Job its batch_size and collate"
+        )
+    has_items = hasattr(dataset, "__getitem__") or hasattr(dataset, "__getitems__")
+    if isinstance(dataset, IterableDataset) or not has_items:
+        raise TrainingFailed(
+            f"dataset() returned a {type(dataset).__name__}, whose samples cannot be looked up by number: nodes fetch "
+            "any sample of any batch, so return a data set with __len__ and __getitem__ (a list of its items, say)"
+        )
 
 
 def _gatherer(dataset: Any) -> Callable[[torch.Tensor], Any] | None:

@@ -23,7 +23,7 @@ from wide.job.loading import load
 from wide.launch.crew import Crew, LocalNodes, Member
 from wide.launch.training import Training
 from wide.node.evaluator import Evaluator
-from wide.node.greeting import Identity, introduce, pick_device
+from wide.node.greeting import Identity, default_nodes, introduce, pick_device
 from wide.node.membership import Membership
 from wide.telemetry.log import log, logging_to
 from wide.transport.tcp import SILENCE_S
@@ -61,7 +61,7 @@ def _train(job: str | bytes, name: str, options: Options) -> str:
     training = Training(loaded, name, options)
     came: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: came.append(number))  # raised amid a fork, it would be lost
-    launcher = LocalNodes(job, options, options.node_count)
+    launcher = LocalNodes(job, options, default_nodes(options))
     evaluates = loaded.evaluate is not None and not options.only_plans
     with contextlib.closing(Crew(job, options, launcher, evaluates)) as crew:
         signal.signal(signal.SIGTERM, _not_begun)

@@ -8,6 +8,7 @@ import signal
 
 signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business, from the first moment on
 gc.disable()  # importing torch is a fifth quicker without it
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # a job may ask for CUDA here, and children still use it
 os.dup2(2, 1)  # what the user's code prints goes to stderr: stdout is for the result alone
 
 import numpy.random  # noqa: E402, F401

@@ -9,8 +9,9 @@ from typing import TypeVar
 
 import torch
 
+from wide.config import Options, usable_cores
 from wide.errors import BY_EXIT_CODE, ProtocolError, UsageError, WideError
-from wide.telemetry.process import build, machine, usable_cores
+from wide.telemetry.process import build, machine
 from wide.transport.connection import Connection
 from wide.wire import messages as say
 from wide.wire.frames import Destinations, no_payload
@@ -44,6 +45,13 @@ def pick_device(wish: str, index: int = 0) -> torch.device:
     if torch.cuda.is_available():
         return torch.device("cuda", index % torch.cuda.device_count())
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+
+def default_nodes(options: Options) -> int:
+    """One node for each accelerator, if nodes compute there; otherwise one for each core."""
+    if options.nodes is not None or pick_device(options.device).type == "cpu":
+        return options.node_count
+    return torch.cuda.device_count() if options.device in ("auto", "cuda") and torch.cuda.is_available() else 1
 
 
 def introduce(connection: Connection, identity: Identity, threads: int) -> say.Welcome:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import os
 import socket
 import uuid
 from pathlib import Path
@@ -28,13 +27,6 @@ def machine() -> str:
     boot = Path("/proc/sys/kernel/random/boot_id")  # cloned machines may share a name, and even an address
     known = (socket.gethostname(), uuid.getnode(), boot.read_text() if boot.exists() else "")
     return hashlib.sha256(repr(known).encode()).hexdigest()[:32]
-
-
-def usable_cores() -> int:
-    """How many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def build(device: torch.device, threads: int) -> str:
