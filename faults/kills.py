@@ -129,7 +129,7 @@ def attempt(spec: str, out: str, nodes: int, failpoints: str, parent: Pipe) -> N
     failpoint.arm(failpoints)
     given = {"out": out, "resume": "auto", "steps": STEPS, "checkpoint_every": SAVE_EVERY_S, "keep": 1, "log": "silent"}
     options = resolve(given, {})
-    training = Training(load(spec), "kills", options)
+    training = Training(load(spec), "kills", options, ["kills"])
     if nodes:
         with contextlib.closing(Crew(spec, options, LocalNodes(spec, options, nodes), evaluates=False)) as crew:
             result = training.train(crew)

@@ -94,7 +94,7 @@ class Server:
         self.run.close()
         end, stop = self.run.ended, self.run.stop_reason
         for node in self.exchange.nodes:
-            self.run.record.node_left(node, "the run is over")
+            self.run.record.node_left(node, "the run failed" if end is not None and end.failure else "the run is over")
         if end is None or (self.pool.is_open and end.why == stop):
             self.exchange.close("the coordinator was stopped, and may come back", NotYet.exit_code)
         else:

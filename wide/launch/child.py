@@ -19,7 +19,7 @@ import torch
 from wide.config import Options
 from wide.errors import Interrupted, UsageError, WideError
 from wide.job.definition import Job
-from wide.job.loading import load
+from wide.job.loading import load, split_spec
 from wide.launch.crew import Crew, LocalNodes, Member
 from wide.launch.training import Training
 from wide.node.evaluator import Evaluator
@@ -31,7 +31,9 @@ from wide.transport.tcp import SILENCE_S
 RETRY_S = 60.0  # a node that was paused finds its pool again
 
 
-def coordinate(job: str | bytes, name: str, options: Options, is_relayed: bool, parent: Pipe) -> None:
+def coordinate(
+    job: str | bytes, name: str, options: Options, command: list[str], is_relayed: bool, parent: Pipe
+) -> None:
     """Train, or plan, and tell the parent how it ended: ("result", JSON) or ("error", exit code, words, traceback).
 
     A process group of its own: Ctrl-C in the terminal reaches the parent, which passes it on once, as SIGTERM.
@@ -42,7 +44,7 @@ def coordinate(job: str | bytes, name: str, options: Options, is_relayed: bool, 
     if is_relayed:
         sys.stderr = _Relay(parent)
     try:
-        answer: tuple[object, ...] = ("result", _train(job, name, options))
+        answer: tuple[object, ...] = ("result", _train(job, name, options, command))
     except WideError as error:
         answer = ("error", error.exit_code, str(error), error.details)
     except KeyboardInterrupt:
@@ -56,9 +58,10 @@ def _not_begun(number: int, frame: FrameType | None) -> None:
     raise Interrupted("interrupted before training began", number)
 
 
-def _train(job: str | bytes, name: str, options: Options) -> str:
+def _train(job: str | bytes, name: str, options: Options, command: list[str]) -> str:
     loaded = _job(job)
-    training = Training(loaded, name, options)
+    file = split_spec(job)[0] if isinstance(job, str) else None
+    training = Training(loaded, name, options, command, file)
     came: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: came.append(number))  # raised amid a fork, it would be lost
     launcher = LocalNodes(job, options, default_nodes(options))

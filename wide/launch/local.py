@@ -32,7 +32,7 @@ def run_file(spec: str, options: Options) -> Result:
     path, _ = find(spec)
     if options.node_count == 0:
         with contextlib.redirect_stdout(sys.stderr):  # stdout is for the result alone
-            return _run_here(load(spec), path.stem, options)
+            return _run_here(load(spec), path.stem, options, path)
     return from_json(_run_in_child(spec, path.stem, options))
 
 
@@ -50,7 +50,7 @@ def run_job(job: Job, **given: Any) -> Result:
     script = getattr(sys.modules["__main__"], "__file__", None)
     name = Path(script).stem if script else "notebook"
     if options.node_count == 0:
-        return _run_here(job, name, options)
+        return _run_here(job, name, options, Path(script) if script else None)
     result = from_json(_run_in_child(_pickled(job), name, options))
     from wide.store.weights import load_weights
 
@@ -81,16 +81,16 @@ def _cache_again(parameters: dict[str, Any], function: Any) -> Any:
     return functools.lru_cache(**parameters)(function)
 
 
-def _run_here(job: Job, name: str, options: Options) -> Result:
+def _run_here(job: Job, name: str, options: Options, file: Path | None = None) -> Result:
     from wide.launch.training import Training
 
-    return Training(job, name, options).train(crew=None)
+    return Training(job, name, options, sys.argv, file).train(crew=None)
 
 
 def _run_in_child(job: str | bytes, name: str, options: Options) -> bytes:
     """The coordinator's answer."""
     ours, theirs = CONTEXT.Pipe(duplex=False)
-    arguments = (job, name, options, not _is_own_stderr(), theirs)
+    arguments = (job, name, options, list(sys.argv), not _is_own_stderr(), theirs)
     with _Signals() as signals:
         warm_up(job if isinstance(job, str) else "", nodes_optimize=options.strategy in ("local", "auto"))
         process = Children().start("wide.launch.child", "coordinate", *arguments, may_have_children=True)

@@ -22,7 +22,8 @@ def serve(spec: str, options: Options, token_file: str | None) -> Result:
     job = load(spec)
     if job.evaluate is not None:
         warm_up(spec)
-    training = Training(job, split_spec(spec)[0].stem, options)
+    file = split_spec(spec)[0]
+    training = Training(job, file.stem, options, sys.argv, file)
     path: Path | None = Path(token_file) if token_file else None
     if not token:
         token, path = token_file_in(training.dir)

@@ -14,6 +14,7 @@ from types import FrameType
 
 import torch
 
+from wide import __version__
 from wide.codec.encoders import Encoders
 from wide.codec.layout import unbind
 from wide.config import Options
@@ -35,6 +36,7 @@ from wide.launch.alone import Alone
 from wide.launch.crew import Crew
 from wide.launch.folder import CHECKPOINTS, DATABASE, LOG, RunFolder
 from wide.launch.result import Result
+from wide.launch.story import Story
 from wide.node.greeting import pick_device
 from wide.store import checkpoint
 from wide.store.rundb import RunDb
@@ -49,8 +51,8 @@ from wide.transport.hub import TcpHub
 class Training:
     """One run: its folder, its job, its numbers."""
 
-    def __init__(self, job: Job, name: str, options: Options) -> None:
-        self.job, self.options = job, options
+    def __init__(self, job: Job, name: str, options: Options, command: list[str], file: Path | None = None) -> None:
+        self.job, self.options, self._command, self._file = job, options, command, file
         self.folder = RunFolder(options.out, options.resume, name)
         self.dir = self.folder.path
         self._run: Run | None = None  # once there is one
@@ -59,9 +61,18 @@ class Training:
 
     def train(self, crew: Crew | None) -> Result:
         """Train to the end, with whoever comes in by the crew's door; without a crew, all alone."""
+        with contextlib.closing(self.folder), logging_to(self.options.log, self.dir / LOG):
+            story = Story(self.dir, self._command, self._file, self.options, __version__)
+            try:
+                result = self._train(crew)
+            except BaseException as error:
+                story.failed(error)
+                raise
+            story.ended(result.summary())
+            return result
+
+    def _train(self, crew: Crew | None) -> Result:
         with contextlib.ExitStack() as stack:
-            stack.enter_context(contextlib.closing(self.folder))
-            stack.enter_context(logging_to(self.options.log, self.dir / LOG))
             db = stack.enter_context(contextlib.closing(RunDb(self.dir / DATABASE, log.error)))
             stack.enter_context(_threads(self.job.threads))
             course, samples = self._course(db, is_own_process=crew is not None)

@@ -40,6 +40,7 @@ def logging_to(tier: str, file: Path | None = None) -> Iterator[None]:
     words = logging.StreamHandler(sys.stderr)
     words.setLevel(level)
     words.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+    words.addFilter(lambda record: not getattr(record, "is_for_file", False))  # the command itself says these
     handlers: list[logging.Handler] = [words]
     if file is not None:
         lines = _Lines(file, encoding="utf-8")
