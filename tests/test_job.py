@@ -17,6 +17,7 @@ from wide.config import resolve, usable_cores
 from wide.errors import TrainingFailed, UsageError
 from wide.job.loading import load, split_spec
 from wide.job.model import build_model, check_loss
+from wide.job.program import difference, program_of
 from wide.job.samples import Samples
 from wide.job.schedule import Schedule
 from wide.store.rundb import RunDb
@@ -302,3 +303,25 @@ def test_as_many_nodes_as_this_process_may_use_cores(tmp_path, monkeypatch):
     assert usable_cores(tmp_path) == 6
     (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("300000\n")
     assert usable_cores(tmp_path) == 3
+
+
+def test_two_programs_are_told_apart_by_file_and_line(tmp_path, monkeypatch):
+    for name in ("ours", "theirs"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "mine.py").write_text("import beside_mine\n\nx = 1\n")
+        (tmp_path / name / "beside_mine.py").write_text("y = 2\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "ours"))
+    import beside_mine  # noqa: F401
+
+    ours = program_of(tmp_path / "ours" / "mine.py")
+    assert set(ours) == {"", "beside_mine.py"}
+    theirs = program_of(tmp_path / "theirs" / "mine.py")
+    assert difference(theirs, ours) == ""
+    (tmp_path / "theirs" / "mine.py").write_text("import beside_mine  \r\n\r\nx = 1\r\n\r\n")
+    assert difference(program_of(tmp_path / "theirs" / "mine.py"), ours) == "", "how lines end is no difference"
+    (tmp_path / "theirs" / "mine.py").write_text("import beside_mine\n\nx = 2\n")
+    assert difference(program_of(tmp_path / "theirs" / "mine.py"), ours) == (
+        "your job's file is not the pool's: line 3 differs"
+    )
+    assert "has 4 lines, the pool's 3" in difference({"": [*ours[""], 5]}, ours)
+    assert "beside_mine.py is not the pool's: line 1" in difference(ours | {"beside_mine.py": [1]}, ours)

@@ -29,7 +29,8 @@ def address_of(process, run_dir):
 @pytest.fixture
 def serving(tmp_path):
     """A pool that waits for nodes, and how to reach it."""
-    job = a_job(tmp_path, "steps=120, loss=loss", SLOW_LOSS)
+    data = "dataset=lambda: 1 / 0 if os.environ.get('NO_DATA') else points()"
+    job = a_job(tmp_path, f"steps=120, loss=loss, {data}", SLOW_LOSS)
     with started("serve", job, "--port", 0, "--out", "here", "--json", cwd=tmp_path) as process:
         yield process, address_of(process, tmp_path), job
         process.terminate()
@@ -55,10 +56,9 @@ def query(tmp_path, statement):
 def test_nodes_from_elsewhere_give_the_same_bits(serving, tmp_path):
     process, address, job = serving
     token = {"WIDE_TOKEN": token_of(tmp_path)}
-    streamed = a_job(tmp_path, "steps=120, loss=loss, dataset=lambda: 1 / 0", SLOW_LOSS, name="without_data.py")
     with (
         started("join", address, "--job", job, "--token-file", "here/token", cwd=tmp_path) as one,
-        started("join", address, "--job", streamed, "--name", "far <b>", cwd=tmp_path, **token) as two,
+        started("join", address, "--job", job, "--name", "far <b>", cwd=tmp_path, NO_DATA="1", **token) as two,
     ):
         out, err = process.communicate(timeout=60)
         assert process.returncode == 0, err
@@ -78,7 +78,12 @@ def test_who_may_not_come_in_is_told_why_and_counted(serving, tmp_path):
     assert (code, "wrong token" in err) == (77, True)
     code, _, err = wide("join", address, "--job", other, cwd=tmp_path, WIDE_TOKEN=token_of(tmp_path))
     assert (code, "your model is not the pool's" in err) == (77, True)
-    assert until(lambda: rejects(tmp_path) == ["refused", "refused"], seconds=10)
+    stale = tmp_path / "stale.py"
+    stale.write_text((tmp_path / job).read_text().replace("0.01", "0.02"))
+    code, _, err = wide("join", address, "--job", stale, cwd=tmp_path, WIDE_TOKEN=token_of(tmp_path))
+    assert code == 77
+    assert re.search(r"your job's file is not the pool's: line \d+ differs; copy the pool's files", err)
+    assert until(lambda: rejects(tmp_path) == ["refused", "refused", "refused"], seconds=10)
     assert process.poll() is None
 
 

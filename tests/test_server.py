@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
+import re
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 
 from faults.disk import Disk
 from tests import plain
-from tests.jobs import EVERYTHING, make, normed
+from tests.jobs import EVERYTHING, make, normed, points
 from tests.twin import TOKEN, Twin
 from wide.errors import ConnectionLost
 from wide.exchange.intake import Intake
 from wide.store.weights import weights_sha256
 from wide.telemetry.log import log
+from wide.telemetry.process import build
 from wide.wire import messages as say
 from wide.wire.frames import encode
 
@@ -251,6 +255,47 @@ def test_a_member_that_comes_back_is_the_same_node_and_its_old_line_counts_no_mo
         answer(twin, old, work)
     assert twin.ledger() == []
     assert isinstance(new.wait(), say.Work)
+
+
+def shifted(samples=83):
+    x, y = points(samples).tensors
+    return torch.utils.data.TensorDataset(x, (y + 1) % 3)
+
+
+def test_a_node_with_other_data_of_the_same_length_is_refused_and_the_sample_is_named():
+    twin = Twin(make(), steps=3)
+    twin.exchange._reception._door = of_this_machine(twin.exchange._reception._door)
+    good = twin.join()
+    bad = twin.join("stale", job=make(dataset=shifted))
+    bad.work()
+    assert bad.stop.exit_code == 77
+    assert re.search(r"your data set is not the pool's: sample \d+ differs", bad.stop.why)
+    assert weights_sha256(twin.train(good)) == weights_sha256(plain.train(make(), 3))
+
+
+def test_a_data_set_that_draws_from_a_generator_of_its_own_is_refused():
+    class Own(torch.utils.data.Dataset):
+        def __init__(self):
+            self.rng = np.random.default_rng()
+
+        def __len__(self):
+            return 83
+
+        def __getitem__(self, index):
+            return torch.full((6,), self.rng.random(), dtype=torch.float32), index % 3
+
+    job = make(dataset=Own)
+    twin = Twin(job, steps=3)
+    twin.exchange._reception._door = of_this_machine(twin.exchange._reception._door)
+    node = twin.join()
+    node.work()
+    assert node.stop.exit_code == 77
+    assert "random numbers from torch's, numpy's or random's own generator" in node.stop.why
+
+
+def of_this_machine(door):
+    """The same door, on a machine that rounds as the nodes of this test do."""
+    return dataclasses.replace(door, build=build(torch.device("cpu"), 1))
 
 
 def test_half_a_message_is_no_message():

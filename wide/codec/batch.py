@@ -5,6 +5,7 @@ Knows tensors and plain values; never pickle. A description is made of lists, so
 
 from __future__ import annotations
 
+import hashlib
 from collections import UserDict, namedtuple
 from typing import Any, NamedTuple
 
@@ -79,6 +80,21 @@ def _describe(value: Any, buffers: list[memoryview], widths: list[tuple[int, int
         f"a batch holds a {type(value).__name__}, which cannot be streamed to nodes: "
         "use --data local, or a collate that returns tensors in dicts, lists or tuples"
     )
+
+
+def fingerprints(probes: list[tuple[int, Any]]) -> list[tuple[int, str]]:
+    """Of samples by number: what they look like, and their bytes. Of one that cannot be packed nothing is known."""
+    found = []
+    for number, batch in probes:
+        try:
+            packed = pack(batch)
+        except TrainingFailed:
+            continue
+        digest = hashlib.sha256(repr(packed.description).encode())
+        for buffer in packed.buffers:
+            digest.update(buffer)
+        found.append((number, digest.hexdigest()))
+    return found
 
 
 def unpack(descriptions: list[list[Any]], raw: torch.Tensor) -> list[Any]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from wide.codec.layout import difference
 from wide.errors import Refused
+from wide.job.program import Program
+from wide.job.program import difference as program_difference
 from wide.wire.messages import Hello, Ready, Tensor
 
 ROLES = ("node", "evaluator", "planner")
@@ -24,6 +26,7 @@ class Door:
     data: str
     compress: str
     build: str  # of this machine; a node that differs may round differently
+    program: Program = field(default_factory=dict)  # that the pool trains; empty, if it has no file
 
     def admit(self, hello: Hello) -> None:
         """Whoever has not the right token is refused."""
@@ -41,9 +44,23 @@ class Door:
         if differs := difference(ready.tensors, tensors):
             raise Refused(f"your model is not the pool's: {differs}; use the same job file and library versions")
 
-    def has_data(self, ready: Ready, samples: int) -> bool:
-        """Can it look up samples itself? Otherwise batches are streamed to it, if that is allowed."""
+    def check_program(self, ready: Ready) -> None:
+        """A stale copy of a file trains something else without a word."""
+        if differs := program_difference(ready.program, self.program):
+            raise Refused(f"{differs}; copy the pool's files to this machine")
+
+    def has_data(self, ready: Ready, samples: int, probes: list[tuple[int, str]]) -> bool:
+        """Can it look up samples itself? Otherwise batches are streamed to it, if that is allowed. The same number of
+        other samples is refused: `probes` are some of ours, empty if a difference would say nothing.
+        """
         if ready.samples == samples:
+            theirs = dict(ready.probes)
+            differ = [number for number, digest in probes if theirs.get(number, digest) != digest]
+            if differ:
+                raise Refused(
+                    f"your data set is not the pool's: sample {differ[0]} differs. The same files, in the same order, "
+                    "are needed on every machine, and random numbers from torch's, numpy's or random's own generator"
+                )
             return True
         if self.data == "local":
             problem = ready.data_problem or f"it has {ready.samples} samples, the pool's {samples}"

@@ -86,8 +86,7 @@ class Exchange:
         self._intake = Intake(goods.layout, goods.spare, self._codecs, clock.now, lambda: hub.idle_s)
         versions = Versions(goods.weights, goods.layout, goods.encoders)
         self._delivery = Delivery(versions, goods.feed, self._codecs, goods.encoders, board)
-        samples = goods.feed.schedule.samples
-        self._reception = Reception(door, board, goods.layout, goods.weights, samples, self.traffic)
+        self._reception = Reception(door, board, goods.layout, goods.weights, goods.feed, self.traffic)
         self._overlaps, self._version = False, 0
         self._told_at = -math.inf
 

@@ -5,9 +5,10 @@ Batches are built ahead of time in one thread, so that the coordinator's loop se
 
 from __future__ import annotations
 
+import functools
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from wide.codec.batch import Packed, pack
+from wide.codec.batch import Packed, fingerprints, pack
 from wide.errors import TrainingFailed
 from wide.job.samples import Samples
 from wide.job.schedule import Schedule, Step, Stretch
@@ -25,6 +26,11 @@ class Feed:
         self.schedule = schedule
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="feed")
         self._ready: dict[tuple[int, int], Future[Packed]] = {}
+
+    @functools.cached_property
+    def probes(self) -> list[tuple[int, str]]:
+        """Fingerprints of some samples, by number; looked up once, when the first node has some to compare."""
+        return fingerprints(self.samples.probes(self.schedule.seed))
 
     def ids(self, stretches: list[Stretch]) -> list[memoryview]:
         """The sample ids of a lease: int64, straight from the epoch's permutation."""

@@ -11,6 +11,7 @@ from wide.codec.pieces import MOST_PART_NBYTES
 from wide.errors import Absent, ProtocolError, WideError
 from wide.exchange import words
 from wide.exchange.door import Door
+from wide.exchange.feed import Feed
 from wide.exchange.happenings import EvaluatorReady, Happening, Joined, PlanAsked, Ready
 from wide.exchange.peer import Peer
 from wide.exchange.probe import Probing
@@ -30,9 +31,9 @@ class Reception:
     """
 
     def __init__(
-        self, door: Door, board: Switchboard, layout: Layout, weights: Flat, samples: int, traffic: dict[int, Traffic]
+        self, door: Door, board: Switchboard, layout: Layout, weights: Flat, feed: Feed, traffic: dict[int, Traffic]
     ) -> None:
-        self._door, self._board, self._samples = door, board, samples
+        self._door, self._board, self._feed = door, board, feed
         self._tensors, self._first_weights = layout.describe(), weights.fingerprint()
         self._payload_limit = max(layout.live_nbytes, MOST_PART_NBYTES)
         self._known: dict[str, int] = {}  # nodes by the key that only they know
@@ -68,7 +69,8 @@ class Reception:
             return None
         if hello.key:
             self._known[hello.key] = number
-        if hello.build != self._door.build:
+        peer.is_alike = hello.build == self._door.build
+        if not peer.is_alike:
             theirs = words.line(hello.build)
             log.warning(
                 "node %s runs on %s, this coordinator on %s: bits may differ", peer.name, theirs, self._door.build
@@ -99,7 +101,9 @@ class Reception:
         peer.is_ready = True
         if peer.is_evaluator:
             return EvaluatorReady()
-        peer.has_data = self._door.has_data(ready, self._samples)
+        self._door.check_program(ready)
+        probes = self._feed.probes if peer.is_alike else []  # elsewhere the same sample may round differently
+        peer.has_data = self._door.has_data(ready, self._feed.schedule.samples, probes)
         return Ready(peer.node, peer.has_data, peer.machine, peer.cores)
 
     def has_first_weights(self, ready: say.Ready) -> bool:

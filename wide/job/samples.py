@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,9 @@ from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset,
 from wide.errors import TrainingFailed
 from wide.job.definition import Job
 from wide.job.loading import users_code
-from wide.job.seeding import generators, seed_everything
+from wide.job.seeding import generators, mix, seed_everything
+
+PROBES = 5  # samples that machines compare
 
 
 class Samples:
@@ -30,6 +33,15 @@ class Samples:
 
     def __len__(self) -> int:
         return self._length
+
+    def probes(self, seed: int) -> list[tuple[int, Any]]:
+        """Some samples by number, each as a batch of its own, by which two data sets are compared."""
+        chosen = torch.randperm(self._length, generator=torch.Generator().manual_seed(seed))[:PROBES]
+        found = []
+        for i in chosen:
+            with contextlib.suppress(TrainingFailed):  # if it fails, then where it is needed, with its place in the run
+                found.append((int(i), self.batch(i[None], mix(seed, int(i)))))
+        return found
 
     @property
     def is_gathered(self) -> bool:

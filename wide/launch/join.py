@@ -11,7 +11,7 @@ from types import FrameType
 
 from wide.config import Sockets
 from wide.errors import Interrupted
-from wide.job.loading import load
+from wide.job.loading import load, split_spec
 from wide.launch.token import read_token
 from wide.node.greeting import Identity, pick_device
 from wide.node.membership import Membership, raise_for
@@ -42,7 +42,7 @@ def join(joining: Joining) -> int:
     pool = endpoint(joining.address, read_token(joining.token_file), joining.sockets)
     job = load(joining.job)
     identity = Identity(pool.token, joining.name or socket.gethostname(), os.getpid(), pick_device(joining.device))
-    membership = Membership(functools.partial(pool.dial, SILENCE_S), identity, lambda: job)
+    membership = Membership(functools.partial(pool.dial, SILENCE_S), identity, lambda: job, split_spec(joining.job)[0])
     signals: list[int] = []
 
     def leave(number: int, frame: FrameType | None) -> None:

@@ -30,6 +30,7 @@ from wide.exchange.door import Door
 from wide.exchange.feed import Feed
 from wide.job.definition import Job
 from wide.job.model import build_model
+from wide.job.program import program_of
 from wide.job.samples import Samples
 from wide.job.schedule import Schedule
 from wide.launch.alone import Alone
@@ -154,7 +155,8 @@ class Training:
     def _pool(self, course: Course, samples: Samples, crew: Crew) -> list[NodeTotals]:
         here = build(pick_device(self.options.device), self.job.threads)
         seed = course.schedule.seed
-        door = Door(crew.token, crew.evaluator_token, seed, self.options.data, self.options.codecs, here)
+        program = program_of(self._file) if self._file is not None else {}
+        door = Door(crew.token, crew.evaluator_token, seed, self.options.data, self.options.codecs, here, program)
         feed, encoders = Feed(samples, course.schedule), Encoders()
         evaluates = self.job.evaluate is not None and not self.options.only_plans
         server = assembly.server(course, TcpHub(crew.listener), door, feed, encoders, crew.is_open, evaluates)

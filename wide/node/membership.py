@@ -10,11 +10,13 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
 from wide.errors import BY_EXIT_CODE, ConnectionLost, NotYet, TrainingFailed, Unreachable, WideError
 from wide.job.definition import Job
+from wide.job.program import program_of
 from wide.node.greeting import Identity, introduce
 from wide.node.pulse import Pulse
 from wide.node.session import Left, Session
@@ -30,8 +32,10 @@ LONGEST_PAUSE_S = 3.0
 class Membership:
     """One machine in one pool. What it has built stays when its connection breaks."""
 
-    def __init__(self, dial: Callable[[], Connection], identity: Identity, load: Callable[[], Job]) -> None:
-        self._dial, self._identity, self._load = dial, identity, load
+    def __init__(
+        self, dial: Callable[[], Connection], identity: Identity, load: Callable[[], Job], file: Path | None = None
+    ) -> None:
+        self._dial, self._identity, self._load, self._file = dial, identity, load, file
         self._job: Job | None = None
         self._bench: Workbench | None = None
         self._session: Session | None = None
@@ -101,7 +105,8 @@ class Membership:
         try:
             if self._bench is None or not self._bench.is_good_for(welcome):
                 self.close()
-                self._bench = Workbench(job, welcome, self._identity.device)
+                program = program_of(self._file) if self._file is not None else None
+                self._bench = Workbench(job, welcome, self._identity.device, program)
             session = self._session = Session(connection, self._bench)
             return session.work()
         except TrainingFailed as error:

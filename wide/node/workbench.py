@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from wide.codec.batch import fingerprints
 from wide.codec.encoders import Encoders
 from wide.errors import TrainingFailed
 from wide.job.definition import Job
+from wide.job.program import Program
 from wide.job.samples import Samples
 from wide.node.fused import Fused
 from wide.node.payloads import Payloads
@@ -18,8 +20,9 @@ from wide.wire import messages as say
 class Workbench:
     """Built as the pool's welcome says. `samples` is None if batches are streamed, or if `problem` says why not."""
 
-    def __init__(self, job: Job, welcome: say.Welcome, device: torch.device) -> None:
-        self._job, self._built_for = job, (welcome.seed, welcome.data)
+    def __init__(self, job: Job, welcome: say.Welcome, device: torch.device, program: Program | None = None) -> None:
+        self._job, self._built_for, self._program = job, (welcome.seed, welcome.data), program or {}
+        self._seed = welcome.seed
         self.samples: Samples | None = None
         self.problem = ""
         if welcome.data != "stream":
@@ -44,7 +47,9 @@ class Workbench:
     def describe(self) -> say.Ready:
         """What the coordinator should know of it."""
         length = len(self.samples) if self.samples is not None else None
-        return say.Ready(self.trainer.layout.describe(), length, self.problem, self.trainer.weights.fingerprint())
+        probes = fingerprints(self.samples.probes(self._seed)) if self.samples is not None else []
+        tensors, weights = self.trainer.layout.describe(), self.trainer.weights.fingerprint()
+        return say.Ready(tensors, length, self.problem, weights, self._program, probes)
 
     def close(self) -> None:
         self._encoders.close()

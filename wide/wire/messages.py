@@ -78,6 +78,8 @@ class Ready(Message, frozen=True):
     samples: Stored | None
     data_problem: str = ""
     weights: str = ""  # a fingerprint of those that I begin with: if yours are the same, you need not send them
+    program: dict[str, list[int]] = {}  # the job's file ("") and those beside it: a checksum of each line
+    probes: list[tuple[int, str]] = []  # some of my samples by number, and their fingerprints
 
 
 class Work(Message, frozen=True):
