@@ -68,14 +68,20 @@ def test_when_all_members_are_reset_at_once_the_coordinator_goes_on():
     assert twin.run.ended.failure == ""
 
 
-def ready(twin, **changes):
-    """A member that speaks for itself: its line, and the work that it was given."""
+def greeted(twin, **changes):
+    """Somebody who was let in, and has built nothing yet."""
     line = twin.call()
     line.send(msgspec.structs.replace(HELLO, **changes))
     assert isinstance(line.wait(), say.Welcome)
     while not (probe := line.wait()).is_last:
         line.send(probe, line.sink.last)
-    line.send(say.Ready(twin.master.layout.describe(), 83))
+    return line
+
+
+def ready(twin, check="", **changes):
+    """A member that speaks for itself."""
+    line = greeted(twin, **changes)
+    line.send(say.Ready(twin.master.layout.describe(), 83, check=check))
     return line
 
 
@@ -291,6 +297,37 @@ def test_a_data_set_that_draws_from_a_generator_of_its_own_is_refused():
     node.work()
     assert node.stop.exit_code == 77
     assert "random numbers from torch's, numpy's or random's own generator" in node.stop.why
+
+
+def test_two_processes_that_find_other_numbers_are_not_both_let_in():
+    twin = Twin(make(), steps=3)
+    twin.exchange._reception._door = dataclasses.replace(of_this_machine(twin.exchange._reception._door), checks=True)
+    first = ready(twin, build=build(torch.device("cpu"), 1), check="a")
+    assert isinstance(first.wait(), say.Work)
+    second = ready(twin, build=build(torch.device("cpu"), 1), check="b")
+    stop = second.wait()
+    assert (stop.exit_code, "other numbers for the same batch" in stop.why) == (77, True)
+
+
+def test_nobody_is_given_work_before_somebody_has_tried_the_job():
+    twin = Twin(make(), steps=3)
+    twin.exchange._reception._door = dataclasses.replace(of_this_machine(twin.exchange._reception._door), checks=True)
+    checkers = [greeted(twin), greeted(twin)]
+    third = ready(twin)
+    twin.turn()
+    assert not twin.pool.members
+    checkers[0].send(say.Ready(twin.master.layout.describe(), 83))
+    assert isinstance(third.wait(), say.Work)
+
+
+def test_if_those_who_try_the_job_die_the_others_are_not_kept_waiting():
+    twin = Twin(make(), steps=3)
+    twin.exchange._reception._door = dataclasses.replace(of_this_machine(twin.exchange._reception._door), checks=True)
+    checkers = [greeted(twin), greeted(twin)]
+    third = ready(twin)
+    for line in checkers:
+        line.close()
+    assert isinstance(third.wait(), say.Work)
 
 
 def of_this_machine(door):

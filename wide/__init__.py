@@ -57,6 +57,7 @@ class RunOptions(TypedDict, total=False):
     log: Log | None
     device: str | None
     socket: Sockets | str | None
+    check: bool | None
 
 
 def run(job: Job, **options: Unpack[RunOptions]) -> Result:

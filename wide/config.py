@@ -65,6 +65,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     port: int = 0
     insecure: bool = False
     socket: Sockets = Sockets()
+    check: bool = True  # try first whether the job gives the same numbers twice
     only_plans: bool = False  # train only until it is known how this pool should train
 
     @property

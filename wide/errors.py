@@ -17,6 +17,10 @@ class TrainingFailed(WideError):
     """The job cannot be trained as it is: its code raised, or its numbers are no longer finite."""
 
 
+class NotRepeatable(TrainingFailed):
+    """The job gives other numbers when it is computed again: wherever it is tried, it will."""
+
+
 class UsageError(WideError):
     """The command, an option or the job file is wrong."""
 

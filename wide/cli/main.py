@@ -117,6 +117,13 @@ def _shared(command: argparse.ArgumentParser) -> None:
         help="lossless (default: what makes each link fastest, exactly), auto (also what loses precision), "
         "none, or one of lz4, zstd, bf16, int8, int4, topk",
     )
+    command.add_argument(
+        "--no-check",
+        dest="check",
+        action="store_false",
+        default=None,
+        help="do not try first whether the job gives the same numbers twice",
+    )
     command.add_argument("--log", metavar="silent|normal|verbose", help="how much is said on stderr (default: normal)")
     command.add_argument("--device", metavar="auto|cpu|cuda:0|mps", help="where nodes compute (default: auto)")
     command.add_argument("--socket", metavar="KEY=VALUE,…", help=SOCKET_HELP)

@@ -62,6 +62,7 @@ class Server:
             clock.now,
         )
         self.last_trouble = ""  # why the last peer was dropped
+        self._waiting: dict[int, events.NodeJoined] = {}  # nodes that are ready, while the job is being tried
         self._ticked_at = self._linked_at = self._pictured_at = -1e9
         self._first_at = self._idle_before_s = 0.0  # when the first update came
         self._updates = 0
@@ -182,7 +183,8 @@ class Server:
     def _ready(self, it: happened.Ready) -> None:
         name = self.run.record.parts[it.node].name
         log.info("node %d (%s) joined%s", it.node, name, "" if it.has_data else ", batches are streamed to it")
-        self._queue.post(events.NodeJoined(it.node, it.machine, it.cores))
+        self._waiting[it.node] = events.NodeJoined(it.node, it.machine, it.cores)
+        self._admit()
         if self.exchange.member_count == self.run.schedule.batches_per_step + 1:
             log.warning(
                 "there are more nodes than batches in a step (%d): in sync and async some will be idle, in local "
@@ -190,11 +192,19 @@ class Server:
                 self.run.schedule.batches_per_step,
             )
 
+    def _admit(self) -> None:
+        """Nobody is given work before somebody has tried the job."""
+        if not self.exchange.is_checking:
+            for event in self._waiting.values():
+                self._queue.post(event)
+            self._waiting.clear()
+
     def _left(self, it: happened.Left) -> None:
         self.run.record.node_left(it.node, it.why)
         log.info("node %d (%s) left: %s", it.node, it.name, it.why)
-        if it.was_ready:
+        if self._waiting.pop(it.node, None) is None and it.was_ready:
             self._queue.post(events.NodeLeft(it.node, it.why))
+        self._admit()
 
     def _silent(self, it: happened.Silent) -> None:
         log.info("node %d (%s) is silent", it.node, it.name)
@@ -206,6 +216,11 @@ class Server:
 
     def _failed(self, it: happened.Failed) -> None:
         self._queue.post(events.WorkFailed(it.node, it.lease, it.batch, it.problem, it.details))
+
+    def _job_refused(self, it: happened.JobRefused) -> None:
+        """Our own nodes are believed; of an open pool's, only that they do not want to train it."""
+        if not self.pool.is_open:
+            raise TrainingFailed(it.problem, it.details)
 
     def _owed(self, it: happened.Owed) -> None:
         """Where a version is a mean of its updates, a debt is only a part of one, too."""
@@ -287,6 +302,7 @@ HEARERS: dict[type[happened.Happening], Callable[[Server, Any], None]] = {
     happened.Silent: Server._silent,
     happened.Heard: Server._heard,
     happened.Failed: Server._failed,
+    happened.JobRefused: Server._job_refused,
     happened.Owed: Server._owed,
     happened.Rejected: Server._rejected,
     happened.Dismissed: Server._dismissed,

@@ -101,6 +101,11 @@ class Exchange:
         return [node for node in self._board.peers if node > 0]
 
     @property
+    def is_checking(self) -> bool:
+        """Is the job being tried, and nobody has said yet that it can be trained?"""
+        return self._reception.is_checking
+
+    @property
     def member_count(self) -> int:
         return sum(1 for _ in self._board.members)
 
@@ -239,6 +244,7 @@ class Exchange:
         self._delivery.forget(peer)
         self._intake.forget(peer)
         self._codecs.forget(peer)
+        self._reception.forget(peer)
         if peer.is_evaluator:
             self.happenings.append(happened.EvaluatorLost(why))
         elif peer.node:
@@ -291,6 +297,8 @@ class Exchange:
         if peer.is_evaluator:
             self.happenings.append(happened.EvaluationFailed(problem, details))
         elif not peer.is_ready:  # it could not even build the model or the data
+            if failed.is_everywhere:
+                self.happenings.append(happened.JobRefused(problem, details))
             raise Refused(problem, details)
         else:
             self.happenings.append(happened.Failed(peer.node, failed.lease, failed.batch, problem, details))

@@ -80,6 +80,13 @@ class Failed(Happening, frozen=True):
     details: str
 
 
+class JobRefused(Happening, frozen=True):
+    """A node has tried the job, and says that it cannot be trained by anybody."""
+
+    problem: str
+    details: str
+
+
 class Owed(Happening, frozen=True):
     """What a leaving node's codec had left out of its updates."""
 

@@ -99,6 +99,7 @@ class Peer:
     is_evaluator: bool = False
     has_asked: bool = False  # for a plan, and is no member
     is_on_this_machine: bool = False
+    is_checker: bool = False  # it was asked to try the job before it is ready
     is_alike: bool = False  # its numbers are rounded as ours are
     machine: str = ""  # by its own words
     cores: int = 0

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from wide.codec.layout import Flat, Layout
 from wide.codec.pieces import MOST_PART_NBYTES
-from wide.errors import Absent, ProtocolError, WideError
+from wide.errors import Absent, ProtocolError, Refused, WideError
 from wide.exchange import words
 from wide.exchange.door import Door
 from wide.exchange.feed import Feed
@@ -22,6 +22,7 @@ from wide.wire import messages as say
 from wide.wire.frames import Sink
 
 EVALUATOR = -1  # its place among the nodes
+CHECKERS = 2  # nodes that try the job before they begin
 HEADER_LIMIT = 1 << 20  # a model of 10,000 tensors describes itself in less
 
 
@@ -38,6 +39,9 @@ class Reception:
         self._payload_limit = max(layout.live_nbytes, MOST_PART_NBYTES)
         self._known: dict[str, int] = {}  # nodes by the key that only they know
         self.traffic = traffic
+        self._checkers, self._is_checked = 0, False  # nodes that were asked to try the job; has one of them done so?
+        self._asked = 0  # of them, all in all
+        self._check = ""  # what the first of them found
         self.last_node = max(traffic, default=0)
 
     def hello(
@@ -64,7 +68,11 @@ class Reception:
         peer.machine, peer.cores = hello.machine, hello.cores
         self._board.seat(peer)
         peer.connection.reader.allow(sink, HEADER_LIMIT, self._payload_limit)
-        self._board.send(peer, say.Welcome(peer.node, self._door.seed, self._door.data))
+        peer.is_checker = self._door.checks and not peer.is_evaluator and self._checkers < CHECKERS
+        self._checkers += peer.is_checker
+        checks = 1 + self._asked % CHECKERS if peer.is_checker else 0
+        self._asked += peer.is_checker
+        self._board.send(peer, say.Welcome(peer.node, self._door.seed, self._door.data, checks))
         if peer.is_evaluator:
             return None
         if hello.key:
@@ -98,13 +106,31 @@ class Reception:
         if peer.link.up is None and not peer.is_evaluator:
             raise ProtocolError("out of order", "ready before the probe was said back")
         self._door.check_model(ready, self._tensors)
-        peer.is_ready = True
         if peer.is_evaluator:
+            peer.is_ready = True
             return EvaluatorReady()
         self._door.check_program(ready)
         probes = self._feed.probes if peer.is_alike else []  # elsewhere the same sample may round differently
         peer.has_data = self._door.has_data(ready, self._feed.schedule.samples, probes)
+        if ready.check and peer.is_alike:
+            self._check = self._check or ready.check
+            if ready.check != self._check:
+                raise Refused(
+                    "this process computes other numbers for the same batch than another one did: model, loss or data "
+                    "set depend on something outside the job (the time, the process, an unseeded generator)"
+                )
+        peer.is_ready = True
+        self._is_checked |= peer.is_checker
         return Ready(peer.node, peer.has_data, peer.machine, peer.cores)
+
+    @property
+    def is_checking(self) -> bool:
+        """Is the job being tried, and nobody has said yet that it can be trained?"""
+        return self._checkers > 0 and not self._is_checked
+
+    def forget(self, peer: Peer) -> None:
+        """If it was to try the job and did not get there, the next one will."""
+        self._checkers -= peer.is_checker and not peer.is_ready
 
     def has_first_weights(self, ready: say.Ready) -> bool:
         """Has it built just the weights that the pool begins with?"""

@@ -22,6 +22,7 @@ from wide.exchange.exchange import NOT_FINITE
 from wide.job.definition import Job
 from wide.job.samples import Samples
 from wide.node.evaluator import on_copy
+from wide.node.selfcheck import SelfCheck
 from wide.node.trainer import Enough, Place, Trainer
 from wide.telemetry.process import rss_bytes
 from wide.telemetry.snapshot import NodeView
@@ -56,7 +57,7 @@ class EvaluatesHere:
 class Alone:
     """A pool with one member, which is right here."""
 
-    def __init__(self, job: Job, course: Course, samples: Samples, device: torch.device) -> None:
+    def __init__(self, job: Job, course: Course, samples: Samples, device: torch.device, checks: bool) -> None:
         self._course, self._samples, self._now = course, samples, course.clock.now
         self.pool, record = course.pool(is_open=False, is_alone=True), course.record()
         if course.start.position.front != course.schedule.position(course.start.position.steps):
@@ -66,6 +67,9 @@ class Alone:
             )
         self._traffic = Traffic()
         self._trainer = Trainer(job, course.schedule.seed, device, course.master.spare)
+        check = SelfCheck(self._trainer, samples, job.batch_size)
+        if checks and self._trainer.is_on_cpu and (problem := check.problem()):
+            raise TrainingFailed(problem)
         record.node_joined(ME, "alone", socket.gethostname(), os.getpid())
         self.run: Run = course.run(self.pool, record, EvaluatesHere(job, course.master.model, record), self.totals)
         self._queue = EventQueue(

@@ -146,7 +146,7 @@ class Training:
         return min(limits) if limits else None
 
     def _alone(self, course: Course, samples: Samples) -> list[NodeTotals]:
-        alone = Alone(self.job, course, samples, pick_device(self.options.device))
+        alone = Alone(self.job, course, samples, pick_device(self.options.device), self.options.check)
         self._began(alone.run)
         alone.train()
         self._tell_end()
@@ -156,7 +156,8 @@ class Training:
         here = build(pick_device(self.options.device), self.job.threads)
         seed = course.schedule.seed
         program = program_of(self._file) if self._file is not None else {}
-        door = Door(crew.token, crew.evaluator_token, seed, self.options.data, self.options.codecs, here, program)
+        options, tokens = self.options, (crew.token, crew.evaluator_token)
+        door = Door(*tokens, seed, options.data, options.codecs, here, program, options.check)
         feed, encoders = Feed(samples, course.schedule), Encoders()
         evaluates = self.job.evaluate is not None and not self.options.only_plans
         server = assembly.server(course, TcpHub(crew.listener), door, feed, encoders, crew.is_open, evaluates)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from wide.errors import BY_EXIT_CODE, ConnectionLost, NotYet, TrainingFailed, Unreachable, WideError
+from wide.errors import BY_EXIT_CODE, ConnectionLost, NotRepeatable, NotYet, TrainingFailed, Unreachable, WideError
 from wide.job.definition import Job
 from wide.job.program import program_of
 from wide.node.greeting import Identity, introduce
@@ -107,10 +107,13 @@ class Membership:
                 self.close()
                 program = program_of(self._file) if self._file is not None else None
                 self._bench = Workbench(job, welcome, self._identity.device, program)
+                if welcome.checks:
+                    self._bench.try_job(is_reversed=welcome.checks == 2)
             session = self._session = Session(connection, self._bench)
             return session.work()
         except TrainingFailed as error:
-            connection.send(say.Failed(0, -1, str(error), error.details))
+            is_everywhere = isinstance(error, NotRepeatable)
+            connection.send(say.Failed(0, -1, str(error), error.details, is_everywhere))
             raise
 
 

@@ -6,12 +6,13 @@ import torch
 
 from wide.codec.batch import fingerprints
 from wide.codec.encoders import Encoders
-from wide.errors import TrainingFailed
+from wide.errors import NotRepeatable, TrainingFailed
 from wide.job.definition import Job
 from wide.job.program import Program
 from wide.job.samples import Samples
 from wide.node.fused import Fused
 from wide.node.payloads import Payloads
+from wide.node.selfcheck import SelfCheck
 from wide.node.trainer import Trainer
 from wide.node.training import TRAININGS, Training
 from wide.wire import messages as say
@@ -35,6 +36,16 @@ class Workbench:
         self.payloads = Payloads(self.trainer, self._encoders)
         self._fused = Fused(self.trainer)
         self._trainings: dict[str, Training] = {}
+        self._check = ""
+
+    def try_job(self, is_reversed: bool) -> None:
+        """Raises, if the job does not give the same numbers twice."""
+        if self.samples is None or not self.trainer.is_on_cpu:
+            return  # without data there is nothing to try; and kernels of other devices may differ by themselves
+        check = SelfCheck(self.trainer, self.samples, self._job.batch_size, is_reversed)
+        if problem := check.problem():
+            raise NotRepeatable(problem)
+        self._check = check.digest
 
     def is_good_for(self, welcome: say.Welcome) -> bool:
         return (welcome.seed, welcome.data) == self._built_for
@@ -49,7 +60,7 @@ class Workbench:
         length = len(self.samples) if self.samples is not None else None
         probes = fingerprints(self.samples.probes(self._seed)) if self.samples is not None else []
         tensors, weights = self.trainer.layout.describe(), self.trainer.weights.fingerprint()
-        return say.Ready(tensors, length, self.problem, weights, self._program, probes)
+        return say.Ready(tensors, length, self.problem, weights, self._program, probes, self._check)
 
     def close(self) -> None:
         self._encoders.close()

@@ -54,6 +54,7 @@ class Welcome(Message, frozen=True):
     node: int
     seed: int
     data: str  # "local", "stream" or "auto"
+    checks: int = 0  # if not 0, please try whether the job gives the same numbers twice; if 2, in another order
 
 
 class Probe(Message, frozen=True):
@@ -80,6 +81,7 @@ class Ready(Message, frozen=True):
     weights: str = ""  # a fingerprint of those that I begin with: if yours are the same, you need not send them
     program: dict[str, list[int]] = {}  # the job's file ("") and those beside it: a checksum of each line
     probes: list[tuple[int, str]] = []  # some of my samples by number, and their fingerprints
+    check: str = ""  # a fingerprint of what I computed, if you asked for that
 
 
 class Work(Message, frozen=True):
@@ -136,6 +138,7 @@ class Failed(Message, frozen=True):
     batch: int
     problem: str
     details: str
+    is_everywhere: bool = False  # it is the job's own fault: whoever tries it will fail
 
 
 class Leaving(Message, frozen=True):
