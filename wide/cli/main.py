@@ -79,6 +79,11 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--token-file", metavar="FILE", help="of the pool that is running (or set WIDE_TOKEN)")
     plan.add_argument("--json", action="store_true", help="print the plan as one JSON object on stdout")
     plan.set_defaults(call=_plan)
+    export = commands.add_parser("export", help="a run's trained weights as one file")
+    export.add_argument("run", metavar="RUN", help="the run's folder")
+    export.add_argument("file", metavar="FILE", nargs="?", help="FILE.safetensors (default: the run's name) or FILE.pt")
+    export.add_argument("--force", action="store_true", help="replace a file that exists")
+    export.set_defaults(call=_export)
     join = commands.add_parser("join", help="lend this machine to a pool")
     join.add_argument("address", metavar="HOST:PORT", help="as `wide serve` printed it")
     join.add_argument("--job", metavar="FILE", required=True, help="the same job file that the pool trains")
@@ -167,6 +172,13 @@ def _plan(arguments: argparse.Namespace) -> int:
     print(table(plan), file=sys.stderr)
     if arguments.json:
         print(json.dumps(plan), flush=True)
+    return 0
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    from wide.launch.export import export
+
+    print(export(arguments.run, arguments.file, arguments.force))
     return 0
 
 

@@ -1,0 +1,48 @@
+"""`wide export`: the trained weights as one file, in words if it cannot be."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import wide
+from tests.jobs import make
+from wide.cli.main import main
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return wide.run(make(), nodes=0, steps=2, out=tmp_path / "r", log="silent")
+
+
+@pytest.mark.parametrize(("arguments", "file"), [((), "r.safetensors"), (("mine.pt",), "mine.pt")])
+def test_the_weights_are_those_of_the_result(run, capsys, arguments, file):
+    assert main(["export", "r", *arguments]) == 0
+    assert capsys.readouterr().out.strip() == file
+    weights = load_file(file) if file.endswith("s") else torch.load(file, weights_only=True)
+    for name, value in run.model.state_dict().items():
+        assert torch.equal(weights[name], value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("nowhere",), "there is no run in it"),
+        (("r", "x.onnx"), "ends in .safetensors or .pt"),
+        (("r", "there.pt"), "exists already: choose another name, or say --force"),
+        (("r", "no/such/folder/x.pt"), "cannot be written: No such file"),
+    ],
+)
+def test_what_cannot_be_exported_is_explained(run, tmp_path, capsys, arguments, words):
+    (tmp_path / "there.pt").write_text("mine")
+    assert main(["export", *arguments]) == 2
+    assert words in capsys.readouterr().err
+    assert (tmp_path / "there.pt").read_text() == "mine"
+
+
+def test_an_old_file_is_replaced_only_when_asked_to(run, tmp_path):
+    (tmp_path / "x.pt").write_text("old")
+    assert main(["export", "r", "x.pt", "--force"]) == 0
+    assert torch.load(tmp_path / "x.pt", weights_only=True)
