@@ -86,7 +86,7 @@ class Judge:
         self._silent: set[int] = set()
         self._leaving: set[int] = set()
         self.granted_version.clear()
-        self._failures: dict[int, int] = {}  # by position, since a step was closed
+        self._failures: dict[int, set[int]] = {}  # who failed at a position, since a step was closed
 
     def refuse(self, message: str) -> NoReturn:
         raise Violation(self.seed, message)
@@ -120,7 +120,7 @@ class Judge:
 
     def see_done(self, actions: list[Action]) -> None:
         """All of it was done."""
-        if actions and any(count > 1 for count in self._failures.values()) and not isinstance(actions[-1], EndRun):
+        if actions and any(len(nodes) > 1 for nodes in self._failures.values()) and not isinstance(actions[-1], EndRun):
             self.refuse("work that failed on two nodes is tried on a third one")
 
     def see(self, event: Event, block: Block | None, action: Action, now: float) -> None:
@@ -178,7 +178,7 @@ class Judge:
         if reject.reason == "failed" and block is not None:
             batch = event.batch if isinstance(event, WorkFailed) else 0
             position = min(block.first + max(batch, 0), block.end - 1)
-            self._failures[position] = self._failures.get(position, 0) + 1
+            self._failures.setdefault(position, set()).add(reject.node)
 
     def _made(self, event: Event, block: Block | None, make: MakeVersion, now: float) -> None:
         if make.version != self.version:
@@ -228,7 +228,7 @@ class Judge:
         if isinstance(event, RunFailed):
             return
         if end.failure:
-            is_agreed = any(count > 1 and at not in self.merged for at, count in self._failures.items())
+            is_agreed = any(len(nodes) > 1 and at not in self.merged for at, nodes in self._failures.items())
             if not is_agreed and (self.is_open or len(self._held) > 1):
                 self.refuse(f"{end}: no two nodes agree on that")
         elif self.end is not None and self.steps == self.last_step:

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from typing import Any, NoReturn
 
 from wide import __version__
@@ -21,10 +22,20 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{message} (see `{self.prog} --help`)")
 
 
+class _Terminated(BaseException):
+    """SIGTERM, before anything had begun that could be ended in a better way."""
+
+
+def _terminated(number: int, frame: object) -> NoReturn:
+    raise _Terminated
+
+
 def main(argv: list[str] | None = None) -> int:
     """The exit code; everything a person should read goes to stderr."""
     arguments = None
     _mend_streams()
+    if argv is None and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _terminated)  # until there is a run, which ends in its own way
     try:
         arguments = _parser().parse_args(argv)
         code: int = arguments.call(arguments)
@@ -35,9 +46,9 @@ def main(argv: list[str] | None = None) -> int:
             print(error.details, file=sys.stderr)
         print(f"wide: {error}", file=sys.stderr)
         return error.exit_code
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, _Terminated) as stop:
         print("wide: interrupted", file=sys.stderr)
-        return 128 + signal.SIGINT
+        return 128 + (signal.SIGTERM if isinstance(stop, _Terminated) else signal.SIGINT)
 
 
 def _mend_streams() -> None:

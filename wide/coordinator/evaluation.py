@@ -44,6 +44,11 @@ class Evaluation:
         return bool(self._waiting) or self._asked_at is not None
 
     @property
+    def is_awaited(self) -> bool:
+        """Should somebody evaluate who is not here yet?"""
+        return self._is_wanted and not self._is_here
+
+    @property
     def limit_s(self) -> float:
         """How long an evaluation may take, by what others took."""
         return max(LEAST_LIMIT_S, TIMES * self._longest_s) if self._longest_s else FIRST_LIMIT_S

@@ -52,10 +52,19 @@ class Granting:
     def to_one(self, member: Member, version: int, now: float) -> list[Action]:
         """Work for one node, if there is any, and nothing better is about to come."""
         if not self._has_turn(member, now):
-            return self.to_all(version, now)  # others wait in its place
+            return self._in_place_of(member, version, now)
         if member.is_silent or member.is_leaving or self._may_not(now):
             return []
         return self._give(member, version, now, 1)
+
+    def _in_place_of(self, member: Member, version: int, now: float) -> list[Action]:
+        """Its turn is over: work for those of its machine who wait."""
+        actions: list[Action] = []
+        for node in self._machines.in_place_of(member.node, now):
+            other = self._roster.members[node]
+            if not (other.leases or other.is_silent or other.is_leaving or self._may_not(now)):
+                actions += self._give(other, version, now, 1)
+        return actions
 
     def _has_turn(self, member: Member, now: float) -> bool:
         return not self._strategy.takes_turns or self._machines.has_turn(member.node, now)

@@ -1,8 +1,8 @@
 """Which nodes share a machine, and whose turn it is there. Plain numbers; knows no network.
 
-More processes than cores only take the cores, and each other's caches, away from one another. So a machine works at no
-more leases than it has cores for; nodes beyond that wait warm, and take turns slowly. Should one die, another has its
-place at once.
+More processes than cores only take the cores, and each other's caches, away from one another. So no more of a machine's
+nodes are given leases at a time than it has cores for; the others wait warm, and take turns slowly. Who is at a lease
+when its turn ends finishes it. Should one die, another has its place at once.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from dataclasses import dataclass, field
 TURN_S = 0.3  # long against a lease, short against a run
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Machine:
-    """Nodes that run on it, in the order in which they came."""
+    """Nodes that run on it, in the order in which they came, each with its place."""
 
     cores: int
+    places: dict[int, int] = field(default_factory=dict)
     nodes: list[int] = field(default_factory=list)
+    members: int = 0  # those that are away included
 
 
 class Machines:
@@ -31,29 +33,39 @@ class Machines:
         """If nodes disagree about their cores, the most is taken."""
         machine = self._by_name.setdefault(name, Machine(cores)) if name and cores else Machine(1)
         machine.cores = max(machine.cores, cores)
+        machine.members += 1
         self._of[node] = machine
         self.back(node)
 
     def left(self, node: int) -> None:
         self.away(node)
-        machine = self._of.pop(node, None)
-        if machine is not None and all(other is not machine for other in self._of.values()):
+        machine = self._of.pop(node)
+        machine.members -= 1
+        if not machine.members:
             self._by_name = {name: other for name, other in self._by_name.items() if other is not machine}
 
     def away(self, node: int) -> None:
         """It is silent, and holds up no turn."""
-        machine = self._of.get(node)
-        if machine is not None and node in machine.nodes:
+        machine = self._of[node]
+        if node in machine.places:
             machine.nodes.remove(node)
+            machine.places = {other: place for place, other in enumerate(machine.nodes)}
 
     def back(self, node: int) -> None:
         machine = self._of[node]
-        if node not in machine.nodes:
+        if node not in machine.places:
+            machine.places[node] = len(machine.nodes)
             machine.nodes.append(node)
 
     def has_turn(self, node: int, now: float) -> bool:
         machine = self._of[node]
-        nodes, cores = machine.nodes, machine.cores
-        if len(nodes) <= cores or node not in nodes:
+        count = len(machine.nodes)
+        if count <= machine.cores or node not in machine.places:
             return True
-        return (nodes.index(node) - int(now / TURN_S) * cores) % len(nodes) < cores
+        return (machine.places[node] - int(now / TURN_S) * machine.cores) % count < machine.cores
+
+    def in_place_of(self, node: int, now: float) -> list[int]:
+        """Whose turn it is on this node's machine."""
+        machine = self._of[node]
+        nodes, first = machine.nodes, int(now / TURN_S) * machine.cores
+        return [nodes[(first + i) % len(nodes)] for i in range(min(machine.cores, len(nodes)))]

@@ -62,6 +62,7 @@ class Server:
             clock.now,
         )
         self.last_trouble = ""  # why the last peer was dropped
+        self._is_evaluator_gone: Callable[[], bool] = lambda: False
         self._waiting: dict[int, events.NodeJoined] = {}  # nodes that are ready, while the job is being tried
         self._ticked_at = self._linked_at = self._pictured_at = -1e9
         self._first_at = self._idle_before_s = 0.0  # when the first update came
@@ -70,8 +71,11 @@ class Server:
         exchange.version_made(pool.version)
         exchange.number_from(run.record.last_node)
 
-    def serve(self, watch: Callable[[], str]) -> None:
-        """Until the run is over. `watch` is asked now and then whether there is a reason to give up."""
+    def serve(self, watch: Callable[[], str], is_evaluator_gone: Callable[[], bool] = lambda: False) -> None:
+        """Until the run is over. `watch` is asked now and then whether there is a reason to give up, and the other one
+        whether the process that should evaluate has ended.
+        """
+        self._is_evaluator_gone = is_evaluator_gone
         try:
             while self.run.ended is None or (self._evaluation.is_busy and not self.run.stop_reason):
                 self.exchange.turn(TICK_S)
@@ -127,6 +131,8 @@ class Server:
             raise TrainingFailed(self.last_trouble or problem)
         if record.divergence.problem:
             self._decide(events.RunFailed(record.divergence.problem))
+        if self._evaluation.is_awaited and self._is_evaluator_gone():
+            self._evaluator_lost(happened.EvaluatorLost("before it was ready"))
         if self._evaluation.is_late:
             limit_s = self._evaluation.limit_s
             self.exchange.dismiss_node(EVALUATOR, NotYet(f"evaluate() takes more than {limit_s:.0f} s"))
@@ -246,22 +252,22 @@ class Server:
 
     def _evaluator_ready(self, it: happened.EvaluatorReady) -> None:
         self._evaluation.ready()
+        self._watch_evaluation()
 
     def _evaluator_lost(self, it: happened.EvaluatorLost) -> None:
         log.error("the evaluating process ended (%s): training goes on, and is not evaluated any more", it.why)
         self._evaluation.give_up()
-        self._queue.post(events.EvaluationCaughtUp())
+        self._watch_evaluation()
 
     def _evaluation_failed(self, it: happened.EvaluationFailed) -> None:
         self.run.record.evaluation_failed(it.problem, it.details)
         self._evaluation.answered()
-        self._queue.post(events.EvaluationCaughtUp())
+        self._watch_evaluation()
 
     def _evaluated(self, it: happened.Evaluated) -> None:
         self.run.record.evaluated(it.epoch, it.step, it.metrics)
         self._evaluation.answered()
-        if not self._evaluation.is_full:
-            self._queue.post(events.EvaluationCaughtUp())
+        self._watch_evaluation()
 
     # ── actions ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -290,8 +296,12 @@ class Server:
 
     def _close_step(self, close: events.CloseStep) -> None:
         self.run.performers[events.CloseStep](close)
-        if self._evaluation.is_full:  # every epoch is evaluated, and snapshots do not pile up without end
-            self._queue.post(events.EvaluationFull())
+        self._watch_evaluation()
+
+    def _watch_evaluation(self) -> None:
+        """Every epoch is evaluated, and snapshots do not pile up without end."""
+        full = self._evaluation.is_full
+        self._queue.post(events.EvaluationFull() if full else events.EvaluationCaughtUp())
 
 
 HEARERS: dict[type[happened.Happening], Callable[[Server, Any], None]] = {

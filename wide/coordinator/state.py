@@ -67,7 +67,7 @@ class Pool:
         self.is_over = False
         self._next_strategy, self._is_eager = strategy, is_eager
         self._save_every_s, self._saved_at = save_every_s, -math.inf
-        self._failed: dict[int, str] = {}  # position -> what went wrong there on the first node
+        self._failed: dict[int, int] = {}  # position -> the first node that failed there
         self.strategy: Strategy
         self.policy: Policy
         reached = self._reached(start)
@@ -224,9 +224,10 @@ class Pool:
         position = min(lease.block.first + max(batch, 0), lease.block.end - 1)
         where = f"{self._where(Block(position, position + 1))}, node {member.node}: {problem}"
         reject = RejectUpdate(member.node, lease.number, "failed", where)
-        if position in self._failed or (len(self.members) == 1 and not self.is_open):
+        is_agreed = self._failed.get(position, member.node) != member.node  # one alone, however often, is not believed
+        if is_agreed or (len(self.members) == 1 and not self.is_open):
             return [reject, *self._end(now, "failed", where, details)]
-        self._failed[position] = problem
+        self._failed[position] = member.node
         return [reject, *self._drop(member, problem, now)]
 
     # ── versions ─────────────────────────────────────────────────────────────────────────────────────────────────

@@ -126,12 +126,14 @@ class Exchange:
 
     def send_work(self, node: int, assignment: Assignment) -> None:
         """To a node that may have left a moment ago: that was, or will be, told of."""
-        if (peer := self._board.peers.get(node)) is not None:
+        peer = self._board.peers.get(node)
+        if peer is not None and peer.is_ready:  # or it has come back by another connection, and begins anew
             self._delivery.deliver(peer, assignment)
 
     def refused(self, node: int, lease: int) -> None:
         """What this node sent for the lease does not count."""
-        if (peer := self._board.peers.get(node)) is not None:
+        peer = self._board.peers.get(node)
+        if peer is not None and peer.is_ready:
             self._delivery.refused(peer, lease)
 
     def evaluate(self, epoch: int, step: int, weights: memoryview) -> None:
@@ -143,7 +145,8 @@ class Exchange:
             self._board.send(peer, say.Planned(plan))
 
     def dismiss_node(self, node: int, error: WideError) -> None:
-        if (peer := self._board.peers.get(node)) is not None:
+        peer = self._board.peers.get(node)
+        if peer is not None and (peer.is_ready or peer.is_evaluator):
             self.dismiss(peer, error)
 
     def dismiss(self, peer: Peer, error: WideError) -> None:
@@ -154,7 +157,8 @@ class Exchange:
         if not isinstance(error, TrainingFailed | NotYet):
             reason = error.reason if isinstance(error, ProtocolError) else type(error).__name__.lower()
             self.happenings.append(happened.Rejected(peer.node or None, reason, f"{peer.address}: {why}"))
-        self.happenings.append(happened.Dismissed(why))
+        if peer.node:  # what strangers say is nobody's reason
+            self.happenings.append(happened.Dismissed(why))
         is_news = peer.node or self._now() - self._told_at > TOLD_EVERY_S  # a crowd of callers is told of once
         self._told_at = self._now()
         log.log(logging.INFO if is_news else logging.DEBUG, "dropped %s: %s", peer.name or peer.address, why)
@@ -258,8 +262,10 @@ class Exchange:
 
     def _heard_hello(self, peer: Peer, hello: say.Hello) -> None:
         sink = functools.partial(self._intake.place_for, peer)
-        if (news := self._reception.hello(peer, hello, sink, self.dismiss, self._now())) is not None:
+        if (news := self._reception.hello(peer, hello, sink, self.dismiss)) is not None:
             self.happenings.append(news)
+        if peer.node:
+            self._reception.greet(peer, self._now())
 
     def _heard_probe(self, peer: Peer, _: say.Probe) -> None:
         if self._reception.echoed(peer, self._now()):

@@ -62,7 +62,8 @@ class Intake:
         if not incoming.arriving:
             raise ProtocolError("out of order", "an update in one breath with a hello")
         if update.codec != RAW:
-            incoming.arriving[0].flat = self._spare.take()
+            arriving = next(one for one in incoming.arriving if one.update is update)
+            arriving.flat = self._spare.take()
             return None
         flat = incoming.payloads.popleft()
         assert isinstance(flat, Flat)

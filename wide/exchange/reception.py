@@ -45,9 +45,9 @@ class Reception:
         self.last_node = max(traffic, default=0)
 
     def hello(
-        self, peer: Peer, hello: say.Hello, sink: Sink, dismiss: Callable[[Peer, WideError], None], now: float
+        self, peer: Peer, hello: say.Hello, sink: Sink, dismiss: Callable[[Peer, WideError], None]
     ) -> Happening | None:
-        """Let it in, or refuse it. What is to be told of that."""
+        """Let it in, or refuse it. What is to be told of that; then it is greeted."""
         if peer.node or peer.has_asked:
             raise ProtocolError("out of order", "a second hello")
         self._door.admit(hello)
@@ -58,36 +58,36 @@ class Reception:
         number = EVALUATOR if peer.is_evaluator else self._known.get(hello.key, 0) if hello.key else 0
         if (former := self._board.peers.get(number)) is not None:
             dismiss(former, Absent("came back", "it came back by another connection"))
-        return self._welcome(peer, hello, number, sink, now)
-
-    def _welcome(self, peer: Peer, hello: say.Hello, number: int, sink: Sink, now: float) -> Happening | None:
         if not number:
             number = self.last_node = self.last_node + 1
         peer.node, peer.name = number, words.name(hello.name)
-        peer.is_on_this_machine = self._door.is_here(hello, peer.address)
-        peer.machine, peer.cores = hello.machine, hello.cores
         self._board.seat(peer)
         peer.connection.reader.allow(sink, HEADER_LIMIT, self._payload_limit)
-        peer.is_checker = self._door.checks and not peer.is_evaluator and self._checkers < CHECKERS
+        return None if peer.is_evaluator else self._register(peer, hello)
+
+    def _register(self, peer: Peer, hello: say.Hello) -> Joined:
+        if hello.key:
+            self._known[hello.key] = peer.node
+        peer.is_on_this_machine = self._door.is_here(hello, peer.address)
+        peer.machine, peer.cores = hello.machine, hello.cores
+        peer.is_alike = hello.build == self._door.build
+        if not peer.is_alike:
+            theirs, ours = words.line(hello.build), self._door.build
+            log.warning("node %s runs on %s, this coordinator on %s: bits may differ", peer.name, theirs, ours)
+        traffic = peer.traffic = self.traffic.setdefault(peer.node, Traffic())
+        peer.bytes_before = (traffic.bytes_sent, traffic.bytes_received, traffic.raw_bytes)
+        peer.is_checker = self._door.checks and self._checkers < CHECKERS
         self._checkers += peer.is_checker
+        return Joined(peer.node, peer.name, words.name(hello.host), hello.pid)
+
+    def greet(self, peer: Peer, now: float) -> None:
+        """Tell it how to build what is trained, and begin to measure its link."""
         checks = 1 + self._asked % CHECKERS if peer.is_checker else 0
         self._asked += peer.is_checker
         self._board.send(peer, say.Welcome(peer.node, self._door.seed, self._door.data, checks))
-        if peer.is_evaluator:
-            return None
-        if hello.key:
-            self._known[hello.key] = number
-        peer.is_alike = hello.build == self._door.build
-        if not peer.is_alike:
-            theirs = words.line(hello.build)
-            log.warning(
-                "node %s runs on %s, this coordinator on %s: bits may differ", peer.name, theirs, self._door.build
-            )
-        traffic = peer.traffic = self.traffic.setdefault(number, Traffic())
-        peer.bytes_before = (traffic.bytes_sent, traffic.bytes_received, traffic.raw_bytes)
-        peer.probing = Probing()
-        self._board.send(peer, say.Probe(), *peer.probing.next_load(now))
-        return Joined(number, peer.name, words.name(hello.host), hello.pid)
+        if not peer.is_evaluator and not peer.is_closed:
+            peer.probing = Probing()
+            self._board.send(peer, say.Probe(), *peer.probing.next_load(now))
 
     def echoed(self, peer: Peer, now: float) -> bool:
         """A probe was said back. Was it the last one?"""

@@ -65,7 +65,7 @@ class Alone:
                 f"{course.start.position.strategy} training was stopped in the middle of a step: "
                 "go on with at least one node"
             )
-        self._traffic = Traffic()
+        self._traffic = {totals.node: totals.traffic for totals in course.start.nodes} | {ME: Traffic()}
         self._trainer = Trainer(job, course.schedule.seed, device, course.master.spare)
         check = SelfCheck(self._trainer, samples, job.batch_size)
         if checks and self._trainer.is_on_cpu and (problem := check.problem()):
@@ -98,12 +98,12 @@ class Alone:
                 self._decide(events.RunFailed(str(error), error.details))  # what was trained until then is kept
             raise
         finally:
-            self._traffic.compute_s, self._traffic.rss_bytes = self.run.record.seconds, rss_bytes()
+            self._traffic[ME] = Traffic(compute_s=self.run.record.seconds, rss_bytes=rss_bytes())
             self.run.record.node_left(ME, "the run is over")
             self.run.record.series(self.totals(), self._now(), force=True)
 
     def totals(self) -> list[NodeTotals]:
-        return [totals_of(node, part, self._traffic) for node, part in self.run.record.parts.items()]
+        return [totals_of(node, part, self._traffic.get(node)) for node, part in self.run.record.parts.items()]
 
     def _decide(self, event: events.Event) -> None:
         self._queue.post(event)

@@ -17,7 +17,7 @@ import msgspec
 import torch
 
 from wide.config import Options
-from wide.errors import Interrupted, UsageError, WideError
+from wide.errors import UsageError, WideError
 from wide.job.definition import Job
 from wide.job.loading import load, split_spec
 from wide.launch.crew import Crew, LocalNodes, Member
@@ -47,6 +47,8 @@ def coordinate(
         answer: tuple[object, ...] = ("result", _train(job, name, options, command))
     except WideError as error:
         answer = ("error", error.exit_code, str(error), error.details)
+    except NotBegun as stopped:
+        answer = ("error", stopped.exit_code, str(stopped), "")
     except KeyboardInterrupt:
         answer = ("error", 128 + signal.SIGINT, "interrupted", "")
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it is over; only the answer is left to be said
@@ -54,8 +56,16 @@ def coordinate(
         parent.send_bytes(msgspec.json.encode(answer))
 
 
+class NotBegun(BaseException):
+    """A signal came while data and model were being built. No `except Exception` of the user's may keep it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__("interrupted before training began")
+        self.exit_code = 128 + number
+
+
 def _not_begun(number: int, frame: FrameType | None) -> None:
-    raise Interrupted("interrupted before training began", number)
+    raise NotBegun(number)
 
 
 def _train(job: str | bytes, name: str, options: Options, command: list[str]) -> str:

@@ -94,6 +94,9 @@ class Crew:
             member = Member("evaluator", 0, endpoint, job, "cpu", options.log)
             self._evaluator.start("wide.launch.child", "serve_pool", member)
 
+    def is_evaluator_gone(self) -> bool:
+        return self._evaluator.are_all_gone
+
     def close(self) -> None:
         self.listener.close()
         self._launcher.close()

@@ -163,7 +163,7 @@ class Training:
         server = assembly.server(course, TcpHub(crew.listener), door, feed, encoders, crew.is_open, evaluates)
         self._began(server.run)
         try:
-            server.serve(crew.trouble)
+            server.serve(crew.trouble, crew.is_evaluator_gone)
         finally:
             encoders.close()
             server.close()

@@ -44,6 +44,7 @@ class Payloads:
         self._shelf, self._encoders = shelf, encoders
         self._live, self._all = cut(shelf.layout, only_live=True), cut(shelf.layout, only_live=False)
         self._feedback: Feedback | None = None
+        self._role = ""
         self._paid = 0  # the lease whose update carried, as the last one, some of what was owed
         self.codec_s = 0.0
 
@@ -115,9 +116,10 @@ class Payloads:
             self.refused(update.lease)  # of what was owed, a part is new and a part from two updates ago
             raise
 
-    def forget_debts(self) -> None:
-        """What was owed was a gradient, and updates are deltas now; or the other way round."""
-        self._feedback, self._paid = None, 0
+    def use(self, role: str) -> None:
+        """Updates are of this kind from now on. What was owed as a gradient is no debt among deltas."""
+        if role != self._role:
+            self._role, self._feedback, self._paid = role, None, 0
 
     def debt(self, flat: Flat) -> memoryview | None:
         """All that is owed, as a last payload; None if that is nothing."""

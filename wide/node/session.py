@@ -123,6 +123,7 @@ class Session:
 
     def _hand_in(self, package: Package, total: Flat, losses: list[float], compute_s: float) -> None:
         work, payloads = package.work, self._bench.payloads
+        payloads.use(self._strategy.update_role)
         speeds = payloads.speeds(work.wants_speeds, total) if work.wants_speeds else None
         update = say.Update(
             lease=work.lease,
@@ -148,11 +149,9 @@ class Session:
 
     def _change_to(self, name: str) -> None:
         """Only where updates do not overlap with computing does this node wait for the network."""
-        before, self._strategy = self._strategy, STRATEGIES[name]
+        self._strategy = STRATEGIES[name]
         self._connection.drain()
         self._connection.stream.set_blocking(not self._strategy.overlaps)
-        if before.update_role != self._strategy.update_role:
-            self._bench.payloads.forget_debts()
         self._training = self._bench.training(name)
         self._training.begin()
 
