@@ -253,8 +253,16 @@ class Line:
             self.close()
 
     def _ended_here(self) -> None:
-        if not self._is_broken:
-            self._world.at(self._arrival(self._heard_at, self.node.up_s), self._theirs.hang_up)
+        """Politely, when all was said; or with a reset, which may overtake what was said last."""
+        world = self._world
+        if not self._is_broken and world.chance.random() < 0.5:
+            world.at(self._arrival(self._heard_at, self.node.up_s), self._theirs.hang_up)
+        elif not self._is_broken:
+            world.later(world.chance.uniform(0.0, self.node.up_s), self._reset)
+
+    def _reset(self) -> None:
+        self._is_broken = True
+        self._theirs.hang_up()
 
     def _ended_there(self) -> None:
         if not self._is_broken:

@@ -262,3 +262,17 @@ def test_a_node_that_is_still_at_old_work_gets_none_of_the_new_strategy():
     assert ChangeStrategy in kinds(actions)
     assert {grant.node for grant in grants(actions)} == {1}
     assert {grant.node for grant in grants(pool.handle(UpdateArrived(2, two.lease), 31.0))} == {2}
+
+
+def test_a_round_does_not_wait_for_work_that_somebody_else_has_done():
+    """Most nodes hang, their hearts beat; what they hold was taken over and merged, so they are no part of a quorum."""
+    pool = Pool(Schedule(1000, 1, 4, seed=0), 40, None, strategy="local")
+    held = {grant.node: grant for grant in join(pool, 1, 2, 3, 4, 5)}
+    now, queue = 1.0, [held[1]]
+    pool.handle(StrategyChosen("async"), 0.5)  # so that nothing is free, and what is out is taken over
+    pool.handle(StrategyChosen("local"), 0.5)
+    while not pool.is_over:
+        actions = pool.handle(UpdateArrived(1, queue.pop(0).lease), now) if queue else pool.handle(Ticked(), now)
+        queue += [grant for grant in grants(actions) if grant.node == 1]
+        now += 1.0
+        assert now < 5000.0, pool.policy.waits_for

@@ -98,9 +98,9 @@ class Roster:
         return [m for m in self.members.values() if len(m.leases) < depth and not m.is_silent and not m.is_leaving]
 
     def holders(self) -> set[int]:
-        """Whose results may still come."""
-        present = (member for member in self.members.values() if not member.is_silent)
-        return {m.node for m in present for lease in m.leases.values() if not lease.is_expired}
+        """Whose results may still come, and would count: nobody waits for work that somebody else has done."""
+        members, out = self.members, self._leases.out.values()
+        return {lease.node for holders in out for lease in holders if not members[lease.node].is_silent}
 
     def progress(self, lease: Lease, rate: float, now: float) -> tuple[float, float]:
         """For how long its holder has been at it and what comes before it, and how long that should take."""
