@@ -237,6 +237,69 @@ def test_while_evaluation_is_full_no_lease_is_granted_and_no_clock_runs(monkeypa
     assert weights_sha256(twin.master.model) == weights_sha256(plain.train(job, 9))
 
 
+def test_an_evaluator_that_is_late_finds_a_pool_that_waits_and_lets_it_go_on(monkeypatch):
+    job = make(evaluate=lambda model: {"accuracy": 1.0})
+    twin = Twin(job, steps=12, evaluates=True)
+    monkeypatch.setattr("wide.coordinator.evaluation.BACKLOG_NBYTES", 1.5 * len(twin.master.weights.bytes))
+    node = twin.join()
+    for _ in range(300):
+        node.work()
+        twin.turn()
+    assert twin.pool.steps < 9, "two epochs wait, and there is no room for a third"
+    evaluator = twin.call()
+    evaluator.send(say.Hello("evaluator's", "evaluator", "evaluator", "here", 1, "build"))
+    evaluator.wait()
+    evaluator.send(say.Ready(twin.master.layout.describe(), None))
+    for _ in range(2000):
+        if evaluator.stream.has_input():
+            asked = evaluator.wait()
+            evaluator.send(say.Evaluated(asked.epoch, asked.step, {"accuracy": 0.5}))
+        node.work()
+        twin.turn()
+    assert twin.run.ended is not None
+    assert not twin.server._evaluation.is_busy
+
+
+def test_an_evaluator_that_died_before_it_was_ready_is_not_waited_for():
+    job = make(evaluate=lambda model: {"accuracy": 1.0})
+    twin = Twin(job, steps=3, evaluates=True)
+    twin.server._is_evaluator_gone = lambda: True
+    assert weights_sha256(twin.train(twin.join())) == weights_sha256(plain.train(job, 3))
+
+
+def test_a_node_that_comes_back_is_given_nothing_before_it_is_ready_again():
+    twin = Twin(make(batches_per_step=2), steps=9)
+    one, two = ready(twin, key="one"), ready(twin, key="two")
+    works = {1: one.wait(), 2: two.wait()}
+    answer(twin, two, works[2])  # it waits for the next step now
+    again = twin.call()
+    again.send(msgspec.structs.replace(HELLO, key="two"))  # in one turn: it comes back, and
+    update = say.Update(works[1].lease, [0.5], bytes(1), 0.1, 0.0, 0.0, 1000)
+    one.send(update, memoryview(bytes(twin.master.layout.live_nbytes)))  # the step is made whole
+    assert isinstance(again.wait(), say.Welcome)
+    assert isinstance(again.wait(), say.Probe)
+
+
+def test_one_peer_alone_cannot_end_a_run_however_often_it_fails():
+    twin = Twin(make(), steps=3)
+    good = twin.join()
+    for _ in range(3):
+        liar = ready(twin, key="liar")
+        liar.send(say.Failed(liar.wait().lease, 0, "I lie", ""))
+        twin.turn()
+    assert twin.run.ended is None
+    assert weights_sha256(twin.train(good)) == weights_sha256(plain.train(make(), 3))
+
+
+def test_what_a_stranger_says_is_not_the_reason_that_a_run_failed():
+    twin = Twin(make(), steps=3)
+    twin.call().stream.send([b"GET / HTTP/1.1\r\nHost: pool\r\n\r\n"])
+    twin.turn()  # it is accepted, and then
+    twin.turn()  # listened to
+    assert twin.server.last_trouble == ""
+    assert [reason for _, reason, _ in twin.rejects()] == ["not wide"]
+
+
 def test_an_evaluation_that_never_ends_is_given_up_and_training_is_not(monkeypatch):
     monkeypatch.setattr("wide.coordinator.evaluation.FIRST_LIMIT_S", 5.0)
     job = make(evaluate=lambda model: {"accuracy": 1.0})
