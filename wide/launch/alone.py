@@ -67,9 +67,8 @@ class Alone:
             )
         self._traffic = {totals.node: totals.traffic for totals in course.start.nodes} | {ME: Traffic()}
         self._trainer = Trainer(job, course.schedule.seed, device, course.master.spare)
-        check = SelfCheck(self._trainer, samples, job.batch_size)
-        if checks and self._trainer.is_on_cpu and (problem := check.problem()):
-            raise TrainingFailed(problem)
+        if checks and self._trainer.is_on_cpu:
+            self._try_job(job)
         record.node_joined(ME, "alone", socket.gethostname(), os.getpid())
         self.run: Run = course.run(self.pool, record, EvaluatesHere(job, course.master.model, record), self.totals)
         self._queue = EventQueue(
@@ -80,6 +79,10 @@ class Alone:
         self._grant: events.GrantLease | None = None
         self._version = -1  # of the weights that the trainer has
         self._looked_at = -LOOK_S
+
+    def _try_job(self, job: Job) -> None:
+        if problem := SelfCheck(self._trainer, self._samples, job.batch_size).problem():
+            raise TrainingFailed(problem)
 
     def train(self) -> None:
         try:
