@@ -200,7 +200,7 @@ def test_a_job_that_fails_alone_keeps_what_it_trained(tmp_path):
     calls = []
     job = make(loss=loss)
     with pytest.raises(package.errors.TrainingFailed, match="a bad day.*what was trained until step 5 is in"):
-        quietly(job, tmp_path, steps=12)
+        quietly(job, tmp_path, steps=12, check=False)
     assert quietly(job, tmp_path, steps=12, resume="auto").weights_sha256 == weights_sha256(plain.train(make(), 12))
 
 

@@ -16,6 +16,7 @@ import torch
 from wide.codec.batch import fingerprints
 from wide.codec.layout import Flat
 from wide.errors import TrainingFailed
+from wide.job.loading import users_code
 from wide.job.samples import Samples
 from wide.job.seeding import mix
 from wide.node.trainer import Trainer
@@ -73,7 +74,8 @@ class SelfCheck:
         seed = mix(self._trainer.seed, 0, i)
         batch = self._samples.batch(ids, seed)
         data = fingerprints([(i, batch)])
-        leaf, loss = self._trainer.leaf(batch, seed, 1.0)
+        with users_code("computing the loss and its gradient failed"):
+            leaf, loss = self._trainer.leaf(batch, seed, 1.0)
         seen = Seen(data, loss, leaf.raw.clone(), leaf.touched)
         self._trainer.release(leaf)
         return seen
