@@ -114,8 +114,7 @@ def serve_pool(member: Member) -> None:
             identity = Identity(member.endpoint.token, name, os.getpid(), device, member.role)
             if member.role == "node":
                 dial = functools.partial(member.endpoint.dial, SILENCE_S)
-                file = split_spec(member.job)[0] if isinstance(member.job, str) else None
-                Membership(dial, identity, lambda: _job(member.job), file).last(RETRY_S)
+                Membership(dial, identity, lambda: _job(member.job)).last(RETRY_S)
             else:
                 connection, job = member.endpoint.dial(), _job(member.job)
                 torch.set_num_threads(job.threads)

@@ -155,7 +155,8 @@ class Training:
     def _pool(self, course: Course, samples: Samples, crew: Crew) -> list[NodeTotals]:
         here = build(pick_device(self.options.device), self.job.threads)
         seed = course.schedule.seed
-        program = program_of(self._file) if self._file is not None else {}
+        # Nodes of our own have the very same files, and looking through all modules would copy memory that is shared.
+        program = program_of(self._file) if crew.is_open and self._file is not None else {}
         options, tokens = self.options, (crew.token, crew.evaluator_token)
         door = Door(*tokens, seed, options.data, options.codecs, here, program, options.check)
         feed, encoders = Feed(samples, course.schedule), Encoders()
