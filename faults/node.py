@@ -5,7 +5,6 @@ its computing is a formula, and its time the world's.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from faults.toy import loss_of, toy_gradient
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from faults.simulator import World
 
 BUILDING_S = 1.0
-LAST_WORD = 75  # of a coordinator that may come back
 
 
 class Shelf:
@@ -340,7 +338,3 @@ class Line:
     def _place_for_probe(self, message: say.Message, nbytes: int) -> Destinations:
         self._load = memoryview(bytearray(nbytes))
         return (self._load,) if nbytes else ()
-
-
-def living(nodes: list[Node]) -> Iterator[Node]:
-    return (node for node in nodes if not node.is_dead)

@@ -210,14 +210,20 @@ def test_memory_for_updates_is_given_back_when_nodes_have_left():
     assert twin.master.spare.in_use == 0
 
 
-def test_while_evaluation_is_full_no_lease_is_granted_and_no_clock_runs(monkeypatch):
-    monkeypatch.setattr("wide.coordinator.evaluation.BACKLOG_NBYTES", 0)
-    job = make(evaluate=lambda model: {"accuracy": 1.0})
-    twin = Twin(job, steps=9, evaluates=True)
+def evaluating(twin):
+    """The line of a process that could evaluate."""
     evaluator = twin.call()
     evaluator.send(say.Hello("evaluator's", "evaluator", "evaluator", "here", 1, "build"))
     evaluator.wait()
     evaluator.send(say.Ready(twin.master.layout.describe(), None))
+    return evaluator
+
+
+def test_while_evaluation_is_full_no_lease_is_granted_and_no_clock_runs(monkeypatch):
+    monkeypatch.setattr("wide.coordinator.evaluation.BACKLOG_NBYTES", 0)
+    job = make(evaluate=lambda model: {"accuracy": 1.0})
+    twin = Twin(job, steps=9, evaluates=True)
+    evaluator = evaluating(twin)
     node = twin.join()
     done = []
     for _ in range(2):
@@ -246,10 +252,7 @@ def test_an_evaluator_that_is_late_finds_a_pool_that_waits_and_lets_it_go_on(mon
         node.work()
         twin.turn()
     assert twin.pool.steps < 9, "two epochs wait, and there is no room for a third"
-    evaluator = twin.call()
-    evaluator.send(say.Hello("evaluator's", "evaluator", "evaluator", "here", 1, "build"))
-    evaluator.wait()
-    evaluator.send(say.Ready(twin.master.layout.describe(), None))
+    evaluator = evaluating(twin)
     for _ in range(2000):
         if evaluator.stream.has_input():
             asked = evaluator.wait()
@@ -304,10 +307,7 @@ def test_an_evaluation_that_never_ends_is_given_up_and_training_is_not(monkeypat
     monkeypatch.setattr("wide.coordinator.evaluation.FIRST_LIMIT_S", 5.0)
     job = make(evaluate=lambda model: {"accuracy": 1.0})
     twin = Twin(job, steps=7, evaluates=True)
-    evaluator = twin.call()
-    evaluator.send(say.Hello("evaluator's", "evaluator", "evaluator", "here", 1, "build"))
-    evaluator.wait()
-    evaluator.send(say.Ready(twin.master.layout.describe(), None))
+    evaluating(twin)
     with logged() as said:
         model = twin.train(twin.join())
     assert weights_sha256(model) == weights_sha256(plain.train(job, 7))

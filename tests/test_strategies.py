@@ -360,7 +360,7 @@ def test_the_description_of_a_strategy_is_complete(name):
     assert strategy.why
     assert all(getattr(strategy, field.name) is not None for field in dataclasses.fields(Strategy))
     assert strategy.update_role in ROLES
-    assert 0 <= strategy.is_enough <= 1, "else no plan could end in it"
+    assert 0 <= strategy.enough <= 1, "else no plan could end in it"
     assert 0 < strategy.memory < 1
     assert strategy.most_stale >= 0
     policy = strategy.policy(Stage(bench.schedule, 0, 3))

@@ -145,7 +145,7 @@ def _forecast(nodes: list[Measured], travel: list[Travel], setting: Setting) -> 
 ASYNC = Strategy(
     name="async",
     why="links are too slow to wait for all, but quick enough for every update",
-    is_enough=0.0,
+    enough=0.0,
     update_role="gradient",
     needs_whole_steps=False,
     overlaps=True,

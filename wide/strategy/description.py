@@ -58,7 +58,7 @@ class Strategy:
 
     name: str
     why: str  # it may suit a pool
-    is_enough: float  # of the quickest strategy's speed, for a plan to prefer this one to those later in the catalogue
+    enough: float  # of the quickest strategy's speed, for a plan to prefer this one to those later in the catalogue
     update_role: Literal["gradient", "delta"]  # what an update is
     needs_whole_steps: bool  # no version is made of less than a step, not even at the end
     overlaps: bool  # nodes compute while updates and weights travel, and so keep versions apart from their model

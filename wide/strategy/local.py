@@ -164,7 +164,7 @@ def _forecast(nodes: list[Measured], travel: list[Travel], setting: Setting) -> 
 LOCAL = Strategy(
     name="local",
     why="links, or the coordinator, are too slow for an update of every step",
-    is_enough=0.9,  # it ends nearer to sync than async does
+    enough=0.9,  # it ends nearer to sync than async does
     update_role="delta",
     needs_whole_steps=False,
     overlaps=True,

@@ -40,7 +40,7 @@ def plan(nodes: list[Measured], setting: Setting) -> Plan:
     forecasts = {name: forecast(name, nodes, setting) for name in STRATEGIES}
     best = max(found.batches_per_s for found in forecasts.values())
     picked = next(
-        name for name, strategy in STRATEGIES.items() if forecasts[name].batches_per_s >= strategy.is_enough * best
+        name for name, strategy in STRATEGIES.items() if forecasts[name].batches_per_s >= strategy.enough * best
     )
     return Plan(picked, _reason(picked, forecasts), forecasts, _burdens(picked, nodes, setting))
 

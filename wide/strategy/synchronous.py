@@ -197,7 +197,7 @@ def _forecast(nodes: list[Measured], travel: list[Travel], setting: Setting) -> 
 SYNC = Strategy(
     name="sync",
     why="exact, and nearly as quick as any other",
-    is_enough=0.9,
+    enough=0.9,
     update_role="gradient",
     needs_whole_steps=True,
     overlaps=False,
