@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 .PHONY: train test quick check clean
 
 train: $(VENV)/ready
-	$(BIN)/python examples/chargpt.py
+	$(BIN)/python examples/emoji.py
 
 test: check
 	$(BIN)/python -m pytest -n auto --maxprocesses 4

@@ -6,14 +6,15 @@ import argparse
 import importlib
 import inspect
 import json
+import signal
 import sys
 
 NAMES = (
-    *("seed", "wire", "codecs", "sockets", "logging", "slowlink", "strategies", "network"),
+    *("seed", "host", "wire", "codecs", "sockets", "logging", "slowlink", "strategies", "network"),
     *("checkpoints", "sim", "chaos", "kills"),
 )
 FAULTS = ("sim", "chaos", "kills")  # no measurements, but answered here
-OPTIONS = {"seconds": float, "nodes": int, "seed": int, "strategy": str, "times": int, "schedules": int}
+OPTIONS = {"seconds": float, "nodes": int, "seed": int, "strategy": str, "times": int, "schedules": int, "cases": str}
 
 
 def main() -> int:
@@ -40,6 +41,7 @@ def main() -> int:
 
         if arguments.name not in DRAWINGS:
             parser.error(f"there is no picture of {arguments.name}, only of {', '.join(DRAWINGS)}")
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # what was begun is cleaned up
     result = benchmark.run(arguments.repeats, say, **options)
     if arguments.plot:
         say(f"drawn: {draw(arguments.name, result)}")

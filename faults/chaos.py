@@ -80,7 +80,7 @@ def _pool(folder: Path, nodes: int, strategy: str) -> Iterator[Chaos]:
     job = Path(shutil.copy(Path(__file__).with_name("chaos_job.py"), folder))  # away from our logging.py
     with contextlib.ExitStack() as stack:
         os.environ |= {"WIDE_TOKEN": secrets.token_hex(8), "CHAOS_SLEEP_MS": str(SLEEP_MS)}
-        warm_up(str(job), nodes_optimize=True)
+        warm_up(str(job))
         disk = stack.enter_context(contextlib.closing(Disk(folder / "disk")))
         run_dir = disk.folder / "run"
         coordinator = Coordinator(job, run_dir, folder / "coordinator.log", strategy)

@@ -20,7 +20,7 @@ class Disk:
     """One run's folder."""
 
     def __init__(self) -> None:
-        self.db = sqlite3.connect(":memory:", isolation_level=None)
+        self.db = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         self.db.executescript(SCHEMA)
         self.checkpoints: list[Checkpoint] = []
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from wide.codec.layout import Flat
+from wide.coordinator.deadly import LIMIT
 from wide.coordinator.events import (
     Action,
     ChangeStrategy,
@@ -87,6 +88,7 @@ class Judge:
         self._leaving: set[int] = set()
         self.granted_version.clear()
         self._failures: dict[int, set[int]] = {}  # who failed at a position, since a step was closed
+        self._deaths: Counter[int] = Counter()  # how many nodes died at a position
 
     def refuse(self, message: str) -> NoReturn:
         raise Violation(self.seed, message)
@@ -96,6 +98,8 @@ class Judge:
         if isinstance(event, NodeJoined):
             self._held[event.node] = {}
         elif isinstance(event, NodeLeft):
+            if event.died and (held := next(iter(self._held.get(event.node, {}).values()), None)):
+                self._deaths.update(range(held.first, held.end))
             self._forget(event.node)
         elif isinstance(event, NodeSilent):
             self._silent.add(event.node)
@@ -227,7 +231,10 @@ class Judge:
     def _ended(self, event: Event, block: Block | None, end: EndRun, now: float) -> None:
         if isinstance(event, RunFailed):
             return
-        if end.failure:
+        if end.failure and isinstance(event, NodeLeft):
+            if self.is_open or not any(n >= LIMIT and at not in self.merged for at, n in self._deaths.items()):
+                self.refuse(f"{end}: not so many nodes died at one batch")
+        elif end.failure:
             is_agreed = any(len(nodes) > 1 and at not in self.merged for at, nodes in self._failures.items())
             if not is_agreed and (self.is_open or len(self._held) > 1):
                 self.refuse(f"{end}: no two nodes agree on that")
@@ -274,6 +281,7 @@ def check_buffers(judge: Judge, server: Server) -> None:
     for peer in server.exchange._board.everybody:
         hands += [arriving.flat for arriving in peer.incoming.arriving]
         hands += list(peer.incoming.payloads)
+        hands += [sent.room for sent in peer.outgoing.leases.values()]
     hands += [happening.flat for happening in server.exchange.happenings if hasattr(happening, "flat")]
     fold, master = server.run._fold, server.run.master
     hands += [master._owed, getattr(fold, "_total", None)]

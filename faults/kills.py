@@ -36,8 +36,9 @@ NODES = {  # that a run has: some moments are a pool's
     "run.db.commit": 0,
     "merge.before_answer": 1,
     "version.made": 1,
+    "memory.share": 1,
 }
-MOST_REACHED = {"merge.before_answer": 14, "version.made": STEPS}
+MOST_REACHED = {"merge.before_answer": 14, "version.made": STEPS, "memory.share": 1}
 REACHED = 8  # about how often the others are, in a run this short
 
 
@@ -70,7 +71,7 @@ def _workshop() -> Iterator[tuple[Path, Path]]:
     """A copy of the job, away from our logging.py, and a place for runs."""
     with tempfile.TemporaryDirectory(prefix="wide-kills-") as name:
         job = Path(shutil.copy(Path(__file__).with_name("chaos_job.py"), name))
-        warm_up(str(job), nodes_optimize=True)
+        warm_up(str(job))
         yield job, Path(name)
 
 
@@ -124,12 +125,12 @@ def attempt(spec: str, out: str, nodes: int, failpoints: str, parent: Pipe) -> N
     from wide import failpoint
     from wide.job.loading import load
     from wide.launch.crew import Crew, LocalNodes
-    from wide.launch.training import Training
+    from wide.launch.training import Origin, Training
 
     failpoint.arm(failpoints)
     given = {"out": out, "resume": "auto", "steps": STEPS, "checkpoint_every": SAVE_EVERY_S, "keep": 1, "log": "silent"}
     options = resolve(given, {})
-    training = Training(load(spec), "kills", options, ["kills"])
+    training = Training(load(spec), "kills", options, Origin(["kills"]))
     if nodes:
         with contextlib.closing(Crew(spec, options, LocalNodes(spec, options, nodes), evaluates=False)) as crew:
             result = training.train(crew)

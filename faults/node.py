@@ -4,13 +4,17 @@ its computing is a formula, and its time the world's.
 
 from __future__ import annotations
 
+import contextlib
+import socket
 from collections import deque
 from typing import TYPE_CHECKING
 
 from faults.toy import loss_of, toy_gradient
 from wide.codec.encoders import Encoders
 from wide.codec.layout import Flat, Layout
-from wide.errors import ConnectionLost
+from wide.codec.memory import Name
+from wide.errors import ConnectionLost, NotShared
+from wide.node.beside import Beside
 from wide.node.greeting import HEADER_LIMIT, PAYLOAD_LIMIT
 from wide.node.inbox import Inbox, Package, Stopped
 from wide.node.payloads import Payloads
@@ -44,6 +48,7 @@ class Node:
         self.world, self.name, self.key = world, name, f"key {name}"
         self.batches_per_s, self.up_s, self.down_s = batches_per_s, up_s, down_s
         self.has_data = world.chance.random() < 0.8
+        self.is_beside = world.shares_memory and name % 2 == 0  # it sees the coordinator's memory
         self.machine = world.chance.choice(("", "", "a", "b"))  # of those that share one, two can work at a time
         self.is_dead = self.is_hung = self.is_leaving = False
         self.paused_until = self.cut_until = self.quiet_until = 0.0
@@ -80,7 +85,14 @@ class Node:
             self.line.close()
 
     def lost(self, why: str) -> None:
-        """The connection is gone. Somebody comes again, sooner or later: the same process, or a new one."""
+        """The connection is gone. Somebody comes again, sooner or later: the same process, or a new one. Until it looks
+        up, it goes on with what it has in its hands.
+        """
+        beside = self.line.beside if self.line is not None else None
+        for name in [package.work.update_at for package in self.work]:
+            with contextlib.suppress(NotShared):  # it had not looked at it yet
+                if name is not None and beside is not None:
+                    self.world.ghosts.append(beside.room(name))
         self.line = None
         self.world.note(f"{self!r} lost its connection: {why}")
         if self.world.chance.random() < 0.3:
@@ -141,9 +153,12 @@ class Node:
             codec=work.reply_codec,
             received_nbytes=2**63 - 1 if lies else package.received_nbytes,
             received_s=5e-324 if lies else 0.01,
+            is_finite=flat.is_finite(),
         )
         for _ in range(2 if not world.is_kind and world.chance.random() < 0.1 else 1):  # some say it twice
-            line.send_update(update, flat)
+            line.send_update(update, flat, work.update_at)
+        for room in world.ghosts:  # somebody who is gone writes where it once was to leave its update
+            room.raw.fill_(255)
         world.spare.give(flat)
 
     def leave(self) -> None:
@@ -177,6 +192,7 @@ class Line:
         self.shelf = Shelf(world.layout)
         self.payloads = Payloads(self.shelf, Encoders(threads=0))
         self.inbox: Inbox | None = None
+        self.beside: Beside | None = None
         torn = world.chance.choice((1 << 30, 1 << 30, 9000))
         self._mine, self._theirs = MemoryStream(torn), MemoryStream(torn)
         self._connection = Connection(self._mine, self._place_for_probe)
@@ -190,9 +206,10 @@ class Line:
         self._mine.on_input = self._wake
 
     def begin(self) -> None:
-        self._world.call(self._theirs)
+        self._world.call(self._theirs, self.node.is_beside)
         name, where = f"n{self.node.name}\x1b[31m", self.node.machine
-        self.tell(say.Hello(self._world.token, "node", name, "elsewhere", 1, "sim", self.node.key, where, 2))
+        host = socket.gethostname() if self.node.is_beside else "elsewhere"
+        self.tell(say.Hello(self._world.token, "node", name, host, 1, "sim", self.node.key, where, 2))
 
     def tell(self, message: say.Message, *payload: memoryview) -> None:
         try:
@@ -201,9 +218,10 @@ class Line:
         except ConnectionLost as error:
             self._over(str(error))
 
-    def send_update(self, update: say.Update, flat: Flat) -> None:
+    def send_update(self, update: say.Update, flat: Flat, name: Name | None = None) -> None:
         try:
-            self.payloads.send(self._connection, update, flat)
+            room = self.beside.room(name) if name is not None and self.beside is not None else None
+            self.payloads.send(self._connection, update, flat, room)
             self._connection.drain()
         except ConnectionLost as error:
             self._over(str(error))
@@ -299,6 +317,8 @@ class Line:
             raise Stopped(message)
         if isinstance(message, say.Welcome):
             self.node.number = message.node
+            if message.memory is not None:
+                self.beside = Beside(self._world.layout, message.memory)
         elif isinstance(message, say.Probe):
             if message.is_last:
                 self._world.later(self._world.chance.expovariate(1 / BUILDING_S), self._ready)
@@ -317,13 +337,15 @@ class Line:
         if self.node.line is not self or self.node.is_dead:
             return
         world = self._world
-        self.inbox = Inbox(self._connection, self.shelf, self.payloads)
+        self.inbox = Inbox(self._connection, self.shelf, self.payloads, self.beside)
         self._connection.reader.allow(self.inbox.place_for, HEADER_LIMIT, PAYLOAD_LIMIT)
         samples = world.scenario.schedule.samples if self.node.has_data else None
         begins_alike = world.chance.random() < 0.5
         if begins_alike:
             self.shelf.weights.raw.copy_(world.first_weights)
-        self.tell(say.Ready(world.tensors, samples, weights=self.shelf.weights.fingerprint() if begins_alike else ""))
+        weights = self.shelf.weights.fingerprint() if begins_alike else ""
+        proof = self.beside.proof if self.beside is not None else ""
+        self.tell(say.Ready(world.tensors, samples, weights=weights, memory=proof))
         self._mine.most_nbytes = self._theirs.most_nbytes = world.chance.choice((1 << 30, 1 << 30, 90))  # torn frames
         self._beat()
 

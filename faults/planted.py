@@ -329,8 +329,8 @@ def a_grant_that_reads_the_new_version() -> Iterator[None]:
 
 @planted
 def weights_sent_from_memory_that_moves() -> Iterator[None]:
-    def raw(self: Versions, only_live: bool) -> memoryview:
-        return self._weights.bytes[: self.live_nbytes] if only_live else self._weights.bytes
+    def raw(self: Versions, only_live: bool) -> list[memoryview]:
+        return [self._weights.bytes[: self.live_nbytes] if only_live else self._weights.bytes]
 
     def later(self: Delivery, peer: Peer, work: say.Work, payload: list[memoryview], parts: Any) -> None:
         waiting: list[Any] = self.__dict__.setdefault("waiting", [])
@@ -340,6 +340,15 @@ def weights_sent_from_memory_that_moves() -> Iterator[None]:
 
     sent = Delivery._send
     with patch.object(Versions, "raw", raw), patch.object(Delivery, "_send", later):
+        yield
+
+
+@planted
+def memory_of_the_dead_used_again() -> Iterator[None]:
+    def lose(self: Spare, flat: Flat) -> None:
+        self.give(flat)
+
+    with patch.object(Spare, "lose", lose):
         yield
 
 

@@ -11,6 +11,7 @@ import heapq
 import itertools
 import math
 import random
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -26,11 +27,22 @@ from wide.codec.layout import Flat
 from wide.codec.spare import Spare
 from wide.codec.speeds import PRIORS
 from wide.coordinator import assembly, resume
+from wide.coordinator.aside import Pending
 from wide.coordinator.assembly import Course
-from wide.coordinator.events import Action, ChangeStrategy, EndRun, Event, GrantLease, StrategyChosen, Ticked
+from wide.coordinator.events import (
+    Action,
+    ChangeStrategy,
+    EndRun,
+    Event,
+    GrantLease,
+    MakeVersion,
+    StrategyChosen,
+    Ticked,
+)
 from wide.coordinator.resume import Start
 from wide.coordinator.server import Server
 from wide.errors import TrainingFailed
+from wide.exchange.common import Common
 from wide.exchange.door import Door
 from wide.exchange.feed import Feed
 from wide.job.samples import Samples
@@ -62,6 +74,8 @@ class World:
         self.log = log
         self.now, self.wall_ahead_s = BEGIN_S, 0.0
         self.nodes: list[Node] = []
+        self.shares_memory = seed % 3 == 0  # with half of its nodes
+        self.ghosts: deque[Flat] = deque(maxlen=30)  # rooms for updates that lost nodes have in their hands
         self.disk = Disk()
         self.token, self.evaluator_token = "pool", "evaluator"
         self.faults = self.events = self.most_nodes = self.lives = 0
@@ -175,10 +189,11 @@ class World:
     def _coordinator(self, strategy: str, db: MemoryDb, writer: MemoryWriter) -> Server:
         scenario = self.scenario
         schedule = Schedule(scenario.schedule.samples, 1, scenario.schedule.batches_per_step, seed=SEED)
-        master, start = toy_master(self.job), Start(is_resumed=self.lives > 1)
+        common = Common(smallest=0)
+        master, start = toy_master(self.job, common.allocate), Start(is_resumed=self.lives > 1)
         options = scenario.options(strategy)
         if (saved := self.disk.newest()) is not None:
-            options = resume.remembered(options, saved, "here")
+            options = resume.remembered(options, saved.state["asked"], "here")
             start = resume.restore(saved, schedule, master, "here")
         steps = resume.length(scenario.steps, start.position, schedule, "here")
         clock = Clock(self.monotonic_s, self.wall_s)
@@ -194,6 +209,7 @@ class World:
             scenario.is_open,
             scenario.evaluates,
             try_codecs=lambda names, *_: {name: PRIORS[name] for name in names},
+            common=common,
         )
         self.note(f"a coordinator begins as {server.pool.strategy.name}, at {start.position}")
         self.judge.begin(start.position)
@@ -222,18 +238,21 @@ class World:
                 self.judge.see_answer(event, self._decided)
             return self._decided
 
-        def watched(perform: Callable[[Any], None]) -> Callable[[Any], None]:
-            def performed(action: Action) -> None:
+        def watched(perform: Callable[[Any], Pending | None]) -> Callable[[Any], Pending | None]:
+            def performed(action: Action) -> Pending | None:
                 self.judge.see(*self._happening, action, self.now)
                 if isinstance(action, GrantLease) and action.version not in self._weights:
                     self._weights = {**dict(list(self._weights.items())[-8:]), action.version: self._bytes(server)}
-                perform(action)
+                pending = perform(action)
+                if isinstance(action, MakeVersion) and not server.run.master.weights.is_finite():
+                    self.judge.refuse("a version is not finite, though every update said that it was")
                 if isinstance(action, ChangeStrategy):
                     self._weights.clear()  # from the strategy before, nodes may have been ahead of them
                 if self.fuse and not isinstance(action, EndRun):
                     self.fuse -= 1
                     if not self.fuse:
                         raise Crashed
+                return pending
 
             return performed
 
@@ -276,15 +295,17 @@ class World:
 
     # ── what nodes and mischief ask for ──────────────────────────────────────────────────────────────────────────
 
-    def call(self, stream: MemoryStream) -> None:
+    def call(self, stream: MemoryStream, is_beside: bool = False) -> None:
         assert self._hub is not None
-        self._hub.call(stream, "203.0.113.7:1")
+        self._hub.call(stream, "127.0.0.1:1" if is_beside else "203.0.113.7:1")
 
     def check_weights(self, work: say.Work, weights: Flat) -> None:
         """Has a node just the weights that it was granted its lease with? Where they are exact, that can be told."""
         lease = next((held for held in self._leases() if held.number == work.lease), None)
         if lease is None or work.strategy != "sync" or self.scenario.compress == "int8":
             return
+        if work.weights_at is not None and self.server is not None and lease.block not in self.server.pool.leases.out:
+            return  # somebody else has done it, and the weights, which are read in place, have moved on
         version = self.judge.granted_version.get(work.lease)
         expected = self._weights.get(version) if version is not None else None
         if expected is not None and bytes(weights.bytes[: self.layout.live_nbytes]) != expected:

@@ -10,6 +10,7 @@ from torch.utils.data import TensorDataset
 
 import wide
 from wide.codec.layout import Flat, join
+from wide.codec.memory import Allocate
 from wide.codec.spare import Spare
 from wide.coordinator.events import MergeUpdate
 from wide.coordinator.master import Master
@@ -47,8 +48,8 @@ def toy_job(samples: int, is_plain: bool) -> wide.Job:
     )
 
 
-def toy_master(job: wide.Job) -> Master:
-    return Master(job, build_model(job, SEED), SEED)
+def toy_master(job: wide.Job, allocate: Allocate | None = None) -> Master:
+    return Master(job, build_model(job, SEED), SEED, allocate=allocate)
 
 
 def loss_of(place: Place) -> float:

@@ -58,6 +58,13 @@ def wide(*arguments, cwd, **changes):
     return process.returncode, out, err
 
 
+def python(*arguments, cwd=ROOT, **changes):
+    """Run Python to its end, as a script's user would."""
+    command = [sys.executable, *map(str, arguments)]
+    env = environment(**changes)
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=PATIENCE_S)
+
+
 def result_of(*arguments, cwd, **changes):
     code, out, err = wide(*arguments, "--json", cwd=cwd, **changes)
     assert code == 0, err

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from tests.jobs import Odd
-from wide.codec.batch import pack, unpack
+from wide.codec.batch import fingerprints, pack, unpack
 from wide.codec.layout import ALIGN_NBYTES, Flat, Layout, bind, difference, unbind
 from wide.errors import ProtocolError, TrainingFailed
 from wide.store.checkpoint import Checkpoint, write
@@ -112,11 +112,6 @@ def test_models_that_differ_are_told_apart_in_words():
     assert difference(two, one) == "weight torch.float32 (5, 3) where the pool has weight torch.float32 (4, 3)"
 
 
-def test_lazy_parameters_are_explained():
-    with pytest.raises(TrainingFailed, match="lazy"):
-        Layout(nn.LazyLinear(3))
-
-
 def test_not_finite_is_noticed_in_any_dtype():
     for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
         flat = Flat(Layout(nn.Linear(3, 3).to(dtype)), only_live=True)
@@ -142,3 +137,15 @@ def test_saved_weights_are_loaded_again(tmp_path):
     folder = write(tmp_path / "checkpoints", Checkpoint(12, copies, {}, {}), keep=3)
     assert (tmp_path / "checkpoints" / "latest").read_text().strip() == folder.name == "step-00000012"
     assert weights_sha256(load_weights(Odd(), tmp_path)) == weights_sha256(model)
+
+
+def test_a_sample_has_one_fingerprint_wherever_it_lies_in_memory():
+    found = set()
+    for lead in range(8):
+        room = np.zeros(64, dtype=np.float32)
+        array = room[lead : lead + 12].reshape(3, 4)
+        array[:] = np.arange(12).reshape(3, 4)
+        sample = {"a": array, "t": torch.from_numpy(array.copy()).t().contiguous().t(), "b": array[:, ::-1], "n": None}
+        found.add(fingerprints([(1, sample)])[0][1])
+    assert len(found) == 1
+    assert fingerprints([(1, object())]) == []

@@ -39,7 +39,7 @@ class Desk:
         self.board = Switchboard(MemoryHub(lambda seconds, has_news: 0.0), lambda peer, why: None, REAL.now)
         self.versions = Versions(self.master.weights, self.master.layout, self.encoders)
         self.feed = Feed(Samples(job, 0), schedule)
-        self.delivery = Delivery(self.versions, self.feed, codecs, self.encoders, self.board)
+        self.delivery = Delivery(self.versions, self.feed, codecs, self.encoders, self.board, self.master.spare)
         mine, theirs = pair()
         self.peer = Peer(Connection(mine), "there", 0.0, node=1, is_ready=True, has_data=True)
         self.peer.link.up = self.peer.link.down = Link(1e6)

@@ -56,8 +56,10 @@ def test_ctrl_c_in_a_terminal_reaches_everybody_and_still_ends_cleanly(tmp_path)
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_before_training_began_ends_everything_too(tmp_path, number):
-    with an_endless_run(tmp_path) as process:
-        assert until(lambda: len(relatives(process.mark)) > 1)
+    body = "def slow():\n    time.sleep(60)\n    return points()"
+    job = a_job(tmp_path, "dataset=slow", body)
+    with started("run", job, "--nodes", 2, "--out", "here", cwd=tmp_path) as process:
+        assert until(lambda: (tmp_path / "here/run.json").exists())
         process.send_signal(number)
         _, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (128 + number, "wide: interrupted before training began\n")

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import random
 import socket
 import struct
-import subprocess
-import sys
 
 import lz4.block
 import psutil
@@ -17,7 +14,7 @@ import pytest
 import torch
 
 from tests import evil
-from tests.processes import started, until
+from tests.processes import python, started, until
 from tests.test_run import SLOW_LOSS, a_job
 from tests.test_serve import address_of, query, rejects, token_of
 from wide.codec.layout import Layout
@@ -253,12 +250,8 @@ def test_a_part_too_many_is_out_of_order(tmp_path):
 
 def test_mutated_frames_neither_crash_nor_hang_nor_fill_memory(tmp_path):
     """In a process of its own, so that a crash would be seen. `python -m tests.fuzz --frames 1000000` does more."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.fuzz", "--frames", "40000", "--seed", str(random.randrange(10**6))],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONFAULTHANDLER": "1"},
-    )
+    seed = random.randrange(10**6)
+    done = python("-m", "tests.fuzz", "--frames", 40000, "--seed", seed, PYTHONFAULTHANDLER="1")
     assert done.returncode == 0, done.stdout + done.stderr
     reasons = json.loads(done.stdout)["reasons"]
     assert set(reasons) >= {
@@ -273,8 +266,7 @@ def test_mutated_frames_neither_crash_nor_hang_nor_fill_memory(tmp_path):
 
 def test_the_atheris_target_runs():
     pytest.importorskip("atheris")
-    command = [sys.executable, "-m", "tests.fuzz", "--atheris", "-runs=2000", "-seed=1"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = python("-m", "tests.fuzz", "--atheris", "-runs=2000", "-seed=1")
     assert done.returncode == 0, done.stderr
 
 

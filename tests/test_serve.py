@@ -123,7 +123,7 @@ def test_nobody_at_the_address_ends_with_69(tmp_path):
     job = a_job(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    code, _, err = wide("join", f"127.0.0.1:{port}", "--job", job, cwd=tmp_path, WIDE_TOKEN="t")
+    code, _, err = wide("join", f"127.0.0.1:{port}", "--job", job, "--retry", 0, cwd=tmp_path, WIDE_TOKEN="t")
     assert code == 69
     assert "no coordinator answers" in err
 

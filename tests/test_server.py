@@ -17,9 +17,9 @@ from tests.jobs import EVERYTHING, make, normed, points
 from tests.twin import TOKEN, Twin
 from wide.errors import ConnectionLost
 from wide.exchange.intake import Intake
+from wide.job.settings import build
 from wide.store.weights import weights_sha256
 from wide.telemetry.log import log
-from wide.telemetry.process import build
 from wide.wire import messages as say
 from wide.wire.frames import encode
 
@@ -342,16 +342,16 @@ def test_a_node_with_other_data_of_the_same_length_is_refused_and_the_sample_is_
     assert weights_sha256(twin.train(good)) == weights_sha256(plain.train(make(), 3))
 
 
-def test_a_data_set_that_draws_from_a_generator_of_its_own_is_refused():
+def test_a_data_set_that_is_another_one_in_every_process_is_refused():
     class Own(torch.utils.data.Dataset):
         def __init__(self):
-            self.rng = np.random.default_rng()
+            self.salt = np.random.default_rng().random()
 
         def __len__(self):
             return 83
 
         def __getitem__(self, index):
-            return torch.full((6,), self.rng.random(), dtype=torch.float32), index % 3
+            return torch.full((6,), self.salt, dtype=torch.float32), index % 3
 
     job = make(dataset=Own)
     twin = Twin(job, steps=3)
@@ -381,6 +381,20 @@ def test_nobody_is_given_work_before_somebody_has_tried_the_job():
     assert not twin.pool.members
     checkers[0].send(say.Ready(twin.master.layout.describe(), 83))
     assert isinstance(third.wait(), say.Work)
+
+
+def test_nobody_waits_for_ever_for_those_who_try_the_job():
+    twin = Twin(make(), steps=3)
+    twin.exchange._reception._door = dataclasses.replace(of_this_machine(twin.exchange._reception._door), checks=True)
+    checkers = [greeted(twin), greeted(twin)]
+    third = ready(twin)
+    for _ in range(70):
+        for checker in checkers:
+            checker.send(say.Alive())
+        third.send(say.Alive())
+        twin.turn(1.0)
+    assert isinstance(third.wait(), say.Work | say.Alive)
+    assert twin.pool.members
 
 
 def test_if_those_who_try_the_job_die_the_others_are_not_kept_waiting():

@@ -4,6 +4,8 @@ told. Whenever a node waits for an answer, the server has its turn.
 
 from __future__ import annotations
 
+from concurrent.futures import wait
+
 import torch
 
 from faults.disk import Disk, MemoryDb, MemoryWriter
@@ -15,11 +17,13 @@ from wide.coordinator.assembly import Course
 from wide.coordinator.master import Master
 from wide.coordinator.resume import Start
 from wide.errors import ConnectionLost
+from wide.exchange.common import Common
 from wide.exchange.door import Door
 from wide.exchange.feed import Feed
 from wide.job.model import build_model
 from wide.job.samples import Samples
 from wide.job.schedule import Schedule
+from wide.node.beside import Beside
 from wide.node.greeting import Identity, introduce
 from wide.node.inbox import Stopped
 from wide.node.session import Session
@@ -33,17 +37,19 @@ TOKEN = "the pool's"
 TURN_S = 0.01
 MOST_TURNS = 20_000
 CPU = torch.device("cpu")
+ELSEWHERE = "203.0.113.9:1"
 
 
 class Twin:
     """A coordinator; `disk` is what survives it."""
 
-    def __init__(self, job, disk=None, is_open=True, evaluates=False, **given):
+    def __init__(self, job, disk=None, is_open=True, evaluates=False, shares=False, **given):
+        self.common = Common(is_wanted=shares, smallest=0)
         self.job, self.disk, self.now = job, disk or Disk(), 100.0
         options = resolve({"strategy": "sync", "steps": 5} | given, {})
         samples = Samples(job, job.seed)
         schedule = Schedule(len(samples), job.batch_size, job.batches_per_step, job.seed)
-        self.master = Master(job, build_model(job, job.seed), job.seed)
+        self.master = Master(job, build_model(job, job.seed), job.seed, allocate=self.common.allocate)
         db, start = MemoryDb(self.disk), Start()
         if (saved := self.disk.newest()) is not None:
             start = resume.restore(saved, schedule, self.master, "here")
@@ -53,13 +59,15 @@ class Twin:
         door = Door(TOKEN, "evaluator's", job.seed, options.data, options.codecs, "build")
         priors = lambda names, *_: {name: PRIORS[name] for name in names}  # noqa: E731
         parts = (self.hub, door, Feed(samples, schedule), Encoders(threads=0), is_open, evaluates)
-        self.server = assembly.server(course, *parts, try_codecs=priors)
+        self.server = assembly.server(course, *parts, try_codecs=priors, common=self.common)
         self.run, self.exchange, self.pool = self.server.run, self.server.exchange, self.server.pool
         self._ticked_at = 0.0
 
     def turn(self, seconds=TURN_S):
         """Hear what was said, and let so much time pass."""
         self.now += seconds
+        if (pending := self.server._queue._pending) is not None:
+            wait([pending.work])  # what is done aside is done by now
         self.exchange.turn(0.0)
         self.server._take_happenings()
         if self.now - self._ticked_at >= 0.05:
@@ -67,7 +75,7 @@ class Twin:
             self.server._tick(self.now, lambda: "")
             self.server._take_happenings()
 
-    def call(self, address="203.0.113.9:1"):
+    def call(self, address=ELSEWHERE):
         """Somebody's line to this coordinator, which has not said anything yet."""
         mine, theirs = Waiting(self), MemoryStream()
         mine.carry, theirs.carry = theirs.arrive, mine.arrive
@@ -78,11 +86,13 @@ class Twin:
         connection.reader.allow(connection.sink, 1 << 26, 1 << 30)
         return connection
 
-    def join(self, name="atlas", job=None):
-        connection, job = self.call(), job or self.job
+    def join(self, name="atlas", job=None, is_beside=False):
+        """A node; `is_beside`: it runs on this machine."""
+        connection, job = self.call("127.0.0.1:9" if is_beside else ELSEWHERE), job or self.job
         welcome = introduce(connection, Identity(TOKEN, name, 1, CPU), job.threads)
         bench = Workbench(job, welcome, CPU)
-        node = Node(self, connection, Session(connection, bench), welcome.node)
+        beside = Beside(bench.trainer.layout, welcome.memory)
+        node = Node(self, connection, Session(connection, bench, beside), welcome.node)
         self.turn()
         return node
 

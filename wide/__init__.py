@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypedDict, Unpack
-
-from wide.errors import (
-    Interrupted,
-    NotYet,
-    Refused,
-    TrainingFailed,
-    Unreachable,
-    UsageError,
-    VersionMismatch,
-    WideError,
-)
-from wide.job import Job, supervised
-from wide.launch.result import Result
+import importlib
+from typing import TYPE_CHECKING, Any, TypedDict
 
 if TYPE_CHECKING:
     from pathlib import Path
+    from typing import Unpack
 
     from wide.config import Compress, Data, Log, Sockets, Strategy
+    from wide.errors import (
+        Interrupted,
+        NotYet,
+        Refused,
+        TrainingFailed,
+        Unreachable,
+        UsageError,
+        VersionMismatch,
+        WideError,
+    )
+    from wide.job.definition import Job, supervised
+    from wide.launch.load import Run, load
+    from wide.launch.result import Result
 
 __all__ = [
     "Interrupted",
@@ -28,15 +30,33 @@ __all__ = [
     "NotYet",
     "Refused",
     "Result",
+    "Run",
     "TrainingFailed",
     "Unreachable",
     "UsageError",
     "VersionMismatch",
     "WideError",
+    "load",
     "run",
     "supervised",
 ]
 __version__ = "0.1.0"
+
+# Looked up when they are needed: `import wide` is quick, so that the command can be stopped from its first moment on.
+_HOMES = {"Job": "job.definition", "supervised": "job.definition", "Result": "launch.result"} | dict.fromkeys(
+    ("load", "Run"), "launch.load"
+)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'wide' has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(f"wide.{_HOMES.get(name, 'errors')}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]
 
 
 class RunOptions(TypedDict, total=False):

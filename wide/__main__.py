@@ -2,6 +2,6 @@
 
 import sys
 
-from wide.cli.main import main
+from wide.cli.entry import main
 
 sys.exit(main())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class WideError(Exception):
     """A failure that is explained to a person in one line; `details` (a traceback) is for verbose mode only."""
@@ -19,6 +21,14 @@ class TrainingFailed(WideError):
 
 class NotRepeatable(TrainingFailed):
     """The job gives other numbers when it is computed again: wherever it is tried, it will."""
+
+
+class ParametersMoved(TrainingFailed):
+    """The loss changes parameters, or unfreezes them: their values must travel with every update. See codec.layout."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__(f"the loss changes parameters by itself: {', '.join(names[:5])}")
+        self.names = list(names)
 
 
 class UsageError(WideError):
@@ -77,6 +87,10 @@ class ConnectionLost(WideError):
     """The connection ended: closed by the peer, reset, or timed out."""
 
     exit_code = 69
+
+
+class NotShared(ConnectionLost):
+    """Memory that should have been shared with the coordinator is not: come again, and have everything sent."""
 
 
 BY_EXIT_CODE: dict[int, type[WideError]] = {

@@ -4,7 +4,7 @@ WIDE_FAILPOINTS="checkpoint.before_rename=kill:2"     SIGKILL, the second time t
 WIDE_FAILPOINTS="checkpoint.write=full:1,run.db.commit=kill"     "no space left on device"; several, with commas
 
 The moments: checkpoint.write, .after_model, .after_optimizer, .before_rename, .after_rename, .after_latest,
-.before_removal; run.db.commit; merge.before_answer; version.made; node.before_send.
+.before_removal; run.db.commit; merge.before_answer; version.made; node.before_send; memory.share, node.maps_memory.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import sys
-import threading
 from typing import Any, NoReturn
 
 from wide import __version__
@@ -22,20 +21,10 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{message} (see `{self.prog} --help`)")
 
 
-class _Terminated(BaseException):
-    """SIGTERM, before anything had begun that could be ended in a better way."""
-
-
-def _terminated(number: int, frame: object) -> NoReturn:
-    raise _Terminated
-
-
 def main(argv: list[str] | None = None) -> int:
     """The exit code; everything a person should read goes to stderr."""
     arguments = None
     _mend_streams()
-    if argv is None and threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, _terminated)  # until there is a run, which ends in its own way
     try:
         arguments = _parser().parse_args(argv)
         code: int = arguments.call(arguments)
@@ -46,9 +35,9 @@ def main(argv: list[str] | None = None) -> int:
             print(error.details, file=sys.stderr)
         print(f"wide: {error}", file=sys.stderr)
         return error.exit_code
-    except (KeyboardInterrupt, _Terminated) as stop:
+    except KeyboardInterrupt:
         print("wide: interrupted", file=sys.stderr)
-        return 128 + (signal.SIGTERM if isinstance(stop, _Terminated) else signal.SIGINT)
+        return 128 + signal.SIGINT
 
 
 def _mend_streams() -> None:
@@ -68,7 +57,8 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     run = commands.add_parser("run", help="train on this machine: a coordinator and N node processes")
     run.add_argument("--nodes", metavar="N", help="node processes; 0: a plain loop in this one (default: one per core)")
-    serve = commands.add_parser("serve", help="the coordinator alone; prints the `wide join …` line for other machines")
+    serve = commands.add_parser("serve", help="a coordinator for other machines; prints their `wide join …` line")
+    serve.add_argument("--nodes", metavar="N", help="node processes on this machine, too (default: none)")
     serve.add_argument("--host", help="the address to listen on (default: 127.0.0.1)")
     serve.add_argument("--port", help=f"the port to listen on (default: {DEFAULT_PORT}; 0: any free one)")
     serve.add_argument(
@@ -106,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     join.add_argument(
         "--retry",
         metavar="S",
-        help="how long to look for a coordinator that went away (default: 3600; 0: leave at once)",
+        help="how long to look for a coordinator that is not there, or went away (default: 3600; 0: leave at once)",
     )
     join.set_defaults(call=_join)
     return parser

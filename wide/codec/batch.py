@@ -6,7 +6,8 @@ Knows tensors and plain values; never pickle. A description is made of lists, so
 from __future__ import annotations
 
 import hashlib
-from collections import UserDict, namedtuple
+from collections import OrderedDict, UserDict, defaultdict, namedtuple
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
@@ -53,7 +54,7 @@ def _describe(value: Any, buffers: list[memoryview], widths: list[tuple[int, int
         buffers += [raw, PADDING[: -len(raw) % ALIGN_NBYTES]]
         widths.append((len(raw), min(value.itemsize, 8)))
         return ["tensor", *described._replace(device="cpu")]  # a node computes where it likes
-    if isinstance(value, np.ndarray) and value.dtype.kind in "fiubc":
+    if type(value) in (np.ndarray, np.memmap) and value.dtype.kind in "fiubc" and value.dtype.isnative:
         plain = value if value.flags.writeable and min(value.strides, default=0) >= 0 else value.copy(order="K")
         return ["array", *_describe(torch.from_numpy(plain), buffers, widths)[1:]]
     if isinstance(value, np.generic) and value.dtype.kind in "fiubcUS":
@@ -64,7 +65,8 @@ def _describe(value: Any, buffers: list[memoryview], widths: list[tuple[int, int
         return ["int", str(value)]
     if isinstance(value, complex):
         return ["complex", value.real, value.imag]
-    if isinstance(value, dict | UserDict) and all(isinstance(key, str | int | float | bytes) for key in value):
+    is_known = type(value) in (dict, OrderedDict, defaultdict) or isinstance(value, UserDict)
+    if is_known and all(isinstance(key, str | int | float | bytes) for key in value):
         kind = "dict" if isinstance(value, dict) else "mapping"
         return [kind, list(value), [_describe(item, buffers, widths) for item in value.values()]]
     if type(value).__bases__ == (tuple,) and hasattr(value, "_fields"):  # not what adds methods to it
@@ -83,18 +85,37 @@ def _describe(value: Any, buffers: list[memoryview], widths: list[tuple[int, int
 
 
 def fingerprints(probes: list[tuple[int, Any]]) -> list[tuple[int, str]]:
-    """Of samples by number: what they look like, and their bytes. Of one that cannot be packed nothing is known."""
+    """Of samples by number: their values, wherever and however they lie in memory. Of what is not made of tensors and
+    plain values nothing is known.
+    """
     found = []
     for number, batch in probes:
-        try:
-            packed = pack(batch)
-        except TrainingFailed:
-            continue
-        digest = hashlib.sha256(repr(packed.description).encode())
-        for buffer in packed.buffers:
-            digest.update(buffer)
-        found.append((number, digest.hexdigest()))
+        digest = hashlib.sha256()
+        if _feed(digest.update, batch):
+            found.append((number, digest.hexdigest()))
     return found
+
+
+def _feed(update: Callable[[Any], None], value: Any) -> bool:
+    """Is all of it known?"""
+    if isinstance(value, torch.Tensor) and value.layout == torch.strided and not value.is_quantized:
+        here = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        update(f"{value.dtype}{tuple(value.shape)}".encode())
+        update(here.reshape(-1).view(torch.uint8).numpy().data)
+    elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        update(f"{value.dtype.str}{value.shape}".encode())
+        update(np.ascontiguousarray(value).tobytes())
+    elif isinstance(value, dict | UserDict):
+        update(f"{type(value).__name__}{len(value)}".encode())
+        return all(_feed(update, key) and _feed(update, item) for key, item in value.items())
+    elif isinstance(value, list | tuple):
+        update(f"{type(value).__name__}{len(value)}".encode())
+        return all(_feed(update, item) for item in value)
+    elif value is None or isinstance(value, bool | int | float | complex | str | bytes | np.generic):
+        update(f"{type(value).__name__}{value!r}".encode())
+    else:
+        return False
+    return True
 
 
 def unpack(descriptions: list[list[Any]], raw: torch.Tensor) -> list[Any]:

@@ -1,8 +1,11 @@
 """Flat buffers: where each tensor of a model lies in one contiguous run of bytes. Knows tensors; knows no training.
 
-    trainable parameters │ floating buffers │ other buffers │ frozen parameters
-    ◄──────────────────── live ───────────────────────────►
+    trainable parameters │ floating buffers │ other buffers │ left │ frozen parameters
+    ◄──────────────────── live ──────────────────────────────────►
                          an update has just this shape, so it is one view
+
+`left` is for jobs whose loss moves parameters (assigns them, unfreezes them): as the loss left them. For all others it
+is empty. As of counters, the earliest batch's stays.
 
 Tensors of one dtype stand together, so a sum is one call per dtype. Each starts at a multiple of 64 bytes, as it
 would in memory of its own: the kernels of the maths libraries may round differently on less aligned data.
@@ -12,16 +15,15 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
 
+from wide.codec.memory import Memory, Private
 from wide.codec.tensor import ALIGN_NBYTES
-from wide.errors import TrainingFailed
 from wide.wire.messages import Tensor
 
 
@@ -39,24 +41,31 @@ class Slot(NamedTuple):
 class Layout:
     """The places of all tensors of a model: the same on every machine that builds the same model."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, moved: Collection[str] = ()) -> None:
         parameters, buffers = list(model.named_parameters()), list(model.named_buffers())
-        for name, parameter in parameters:
-            if is_lazy(parameter):
-                raise TrainingFailed(f"parameter {name!r} is lazy: run one forward pass inside model() to shape it")
         self._end = 0
-        self.trainable = self._place((n, p) for n, p in parameters if p.requires_grad)
+        self.trainable = self._place((n, p) for n, p in parameters if p.requires_grad or n in moved)
         self.buffers_start = self._end
         self.averaged = self._place((n, b) for n, b in buffers if _is_summable(b.dtype))
         self.kept_start = self._end
         self.kept = self._place((n, b) for n, b in buffers if not _is_summable(b.dtype))
+        self.moved = [i for i, slot in enumerate(self.trainable) if slot.name in moved]  # which of the trainable ones
+        by_name, flags = dict(parameters), torch.empty(len(self.moved), dtype=torch.bool)
+        self.left = self._place((f"{n} (left)", by_name[n]) for n in (self.trainable[i].name for i in self.moved))
+        self.left += self._place([("requires_grad", flags)]) if self.moved else []
         self.live_nbytes = self._end
-        self.frozen = self._place((n, p) for n, p in parameters if not p.requires_grad)
+        self.frozen = self._place((n, p) for n, p in parameters if not p.requires_grad and n not in moved)
         self.nbytes = self._end
 
     @property
     def slots(self) -> list[Slot]:
-        return [*self.trainable, *self.averaged, *self.kept, *self.frozen]
+        return [*self.trainable, *self.averaged, *self.kept, *self.left, *self.frozen]
+
+    @property
+    def fixed(self) -> set[str]:
+        """The parameters that nobody but the optimizer changes."""
+        moved = {self.trainable[i].name for i in self.moved}
+        return {slot.name for slot in (*self.trainable, *self.frozen)} - moved
 
     def describe(self) -> list[Tensor]:
         """What a node tells the coordinator it has built."""
@@ -72,14 +81,20 @@ class Layout:
 
 
 class Flat:
-    """One flat buffer with the layout's views into it."""
+    """One flat buffer with the layout's views into it; in memory of this process, unless another one is given."""
 
-    def __init__(self, layout: Layout, only_live: bool, device: str | torch.device = "cpu") -> None:
+    def __init__(
+        self, layout: Layout, only_live: bool, device: str | torch.device = "cpu", memory: Memory | None = None
+    ) -> None:
         nbytes = layout.live_nbytes if only_live else layout.nbytes
-        self.raw = torch.zeros(nbytes, dtype=torch.uint8, device=device)
+        self.memory = memory or Private(nbytes, device)
+        self.raw = self.memory.raw
         self.trainable = [_view(self.raw, slot) for slot in layout.trainable]
         self.averaged = [_view(self.raw, slot) for slot in layout.averaged]
         self.kept = [_view(self.raw, slot) for slot in layout.kept]
+        left = [_view(self.raw, slot) for slot in layout.left]
+        self.left, self.requires_grad = left[:-1], left[-1] if left else None
+        self.moved = layout.moved
         self.frozen = [] if only_live else [_view(self.raw, slot) for slot in layout.frozen]
         self.sums = [_lean(run) for run in _runs(self.raw, [*layout.trainable, *layout.averaged])]  # all that is added
         self.averaged_runs = _runs(self.raw, layout.averaged)
@@ -87,13 +102,15 @@ class Flat:
         self.kept_raw = self.raw[layout.kept_start : layout.live_nbytes]
         self.touched = 0  # bit i: trainable tensor i has had a gradient
         self.is_spare = False  # nobody uses it (spare.py)
-        self.bytes = self.raw.numpy().data if self.raw.device.type == "cpu" else memoryview(b"")
+        self.bytes = self.memory.bytes
 
     def fingerprint(self) -> str:
         return hashlib.sha256(self.raw.cpu().numpy().data).hexdigest()
 
     def is_finite(self) -> bool:
         """No NaN and no Inf in all that will be added up; a sum of squares that overflows counts as Inf."""
+        if self.left and not all(bool(torch.isfinite(value).all()) for value in self.left):
+            return False
         return all(
             math.isfinite(np.vdot(run, run)) if isinstance(run, np.ndarray) else bool(torch.isfinite(run).all())
             for run in self.sums
@@ -121,6 +138,11 @@ def bind(model: nn.Module, flat: Flat, layout: Layout) -> None:
         for slot, view in zip(layout.trainable + layout.frozen, flat.trainable + flat.frozen, strict=True):
             view.copy_(parameters[slot.name])
             parameters[slot.name].data = view
+        for i, value in zip(layout.moved, flat.left, strict=True):
+            value.copy_(flat.trainable[i])
+        if flat.requires_grad is not None:
+            names = [layout.trainable[i].name for i in layout.moved]
+            flat.requires_grad.copy_(torch.tensor([parameters[name].requires_grad for name in names]))
         for slot, view in zip(layout.averaged + layout.kept, flat.averaged + flat.kept, strict=True):
             view.copy_(buffers[slot.name])
             moved[id(buffers[slot.name])] = view.data  # a version counter of its own: autograd watches these
@@ -128,6 +150,15 @@ def bind(model: nn.Module, flat: Flat, layout: Layout) -> None:
         for name, buffer in module._buffers.items():
             if buffer is not None:
                 module._buffers[name] = moved[id(buffer)]
+
+
+def settle(weights: Flat, update: Flat) -> None:
+    """The parameters that the loss has moved become what it made of them: there the optimizer goes on."""
+    if not update.left:
+        return
+    with torch.no_grad():
+        for i, value in zip(update.moved, update.left, strict=True):
+            weights.trainable[i].copy_(value)
 
 
 def unbind(model: nn.Module) -> None:
@@ -154,9 +185,13 @@ def _is_summable(dtype: torch.dtype) -> bool:
 
 
 def _dense_stride(tensor: torch.Tensor) -> tuple[int, ...]:
-    if tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last):
-        return tuple(tensor.stride())
-    return torch.empty(tensor.shape, device="meta").stride()
+    """Its own, if it has no gaps: kernels round differently on other layouts (a transposed weight, channels last)."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1 and stride != expected:
+            return torch.empty(tensor.shape, device="meta").stride()
+        expected *= size
+    return tuple(tensor.stride())
 
 
 def _view(raw: torch.Tensor, slot: Slot) -> torch.Tensor:

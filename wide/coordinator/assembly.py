@@ -10,6 +10,7 @@ from wide.codec.encoders import Encoders
 from wide.codec.speeds import Trial, measure
 from wide.config import Options
 from wide.coordinator import resume
+from wide.coordinator.aside import Aside
 from wide.coordinator.checkpoints import Checkpoints, Writer
 from wide.coordinator.evaluation import Evaluation
 from wide.coordinator.master import Master
@@ -20,6 +21,7 @@ from wide.coordinator.run import Evaluation as Evaluates
 from wide.coordinator.run import Run
 from wide.coordinator.server import Server
 from wide.coordinator.state import Pool
+from wide.exchange.common import Common
 from wide.exchange.door import Door
 from wide.exchange.exchange import Exchange, Goods
 from wide.exchange.feed import Feed
@@ -44,6 +46,7 @@ class Course:
     start: Start = field(default_factory=Start)
     clock: Clock = REAL
     window: Window = field(default_factory=Window)
+    data: dict[str, str] = field(default_factory=dict)  # fingerprints of some samples, by number
 
     def pool(self, is_open: bool, is_alone: bool = False) -> Pool:
         wish = self.options.strategy or EXACT.name
@@ -64,14 +67,21 @@ class Course:
         resume.restore_record(record, self.start)
         return record
 
-    def run(self, pool: Pool, record: Record, evaluation: Evaluates, nodes: Callable[[], list[NodeTotals]]) -> Run:
+    def run(
+        self,
+        pool: Pool,
+        record: Record,
+        evaluation: Evaluates,
+        nodes: Callable[[], list[NodeTotals]],
+        aside: Aside | None = None,
+    ) -> Run:
         start, saving = self.start, None
         if self.writer is not None:
             asked = resume.asked(self.schedule.seed, self.options)
             version = start.position.version if start.state else None
-            saving = Checkpoints(self.master, record, nodes, asked, self.writer, version)
+            saving = Checkpoints(self.master, record, nodes, asked, self.writer, self.data, version)
         fold_state: Any = start.fold_state if pool.strategy.name == start.position.strategy else None
-        run = Run(self.master, record, evaluation, saving, pool.strategy.name, fold_state)
+        run = Run(self.master, record, evaluation, saving, pool.strategy.name, fold_state, aside)
         if start.is_resumed:
             run.finish_evaluation(start.position.steps, self.steps)
         return run
@@ -86,14 +96,16 @@ def server(
     is_open: bool,
     evaluates: bool,
     try_codecs: Trial = measure,
+    common: Common | None = None,
 ) -> Server:
     """The coordinator of a pool whose nodes come in by that hub and that door."""
     pool, record, master = course.pool(is_open), course.record(), course.master
-    goods = Goods(master.layout, master.weights, master.spare, feed, encoders)
+    goods = Goods(master.layout, master.weights, master.spare, feed, encoders, common or Common(is_wanted=False))
     traffic = {totals.node: totals.traffic for totals in course.start.nodes}
     exchange = Exchange(hub, door, goods, course.clock, traffic, try_codecs)
     evaluation = Evaluation(evaluates, exchange.evaluate, course.clock.now)
-    run = course.run(pool, record, evaluation, lambda: coordinator.totals())
+    aside = Aside(master.layout.live_nbytes, hub.ring)
+    run = course.run(pool, record, evaluation, lambda: coordinator.totals(), aside)
     planner = None
     if course.options.strategy == "auto":
         nbytes, only_plans = master.layout.live_nbytes, course.options.only_plans

@@ -39,8 +39,8 @@ class Writer(Protocol):
 
 
 class Checkpoints:
-    """`save` copies and returns. `asked` are the options that a run keeps when it is resumed, `version` the last that
-    is on disk already.
+    """`save` copies and returns. `asked` are the options that a run keeps when it is resumed, `data` fingerprints of
+    some samples, `version` the last that is on disk already.
     """
 
     def __init__(
@@ -50,20 +50,35 @@ class Checkpoints:
         nodes: Callable[[], list[NodeTotals]],
         asked: dict[str, Any],
         writer: Writer,
+        data: dict[str, str],
         version: int | None = None,
     ) -> None:
         self._master, self._record, self._nodes, self._asked, self._writer = master, record, nodes, asked, writer
+        self._data = data
         self._version = version
         self._has_told = False
 
-    def save(self, position: Position, fold_state: Any) -> None:
-        if position.version != self._version:
-            self._version = position.version
-            self._record.flush(force=True)
-            self._writer.put(self._copy(position, fold_state))
+    def prepare(self, position: Position, fold_state: Any) -> Callable[[], None] | None:
+        """What copies and hands over all of it: between two versions, wherever. None: that was done before."""
+        if position.version == self._version:
+            return None
+        self._version, record = position.version, self._record
+        record.flush(force=True)
+        numbers = {
+            "position": msgspec.to_builtins(position),
+            "asked": self._asked,
+            "schedule": {name: getattr(record.schedule, name) for name in SCHEDULE},
+            "batches": record.batches,
+            "samples": record.samples,
+            "seconds": record.seconds,
+            "epochs": record.batches / record.schedule.batches_per_epoch,
+            "nodes": [asdict(totals) for totals in self._nodes()],
+            "data": self._data,
+        }
+        return lambda: self._writer.put(self._copy(position.steps, numbers, fold_state))
 
-    def _copy(self, position: Position, fold_state: Any) -> Checkpoint:
-        master, record, packing = self._master, self._record, Packing()
+    def _copy(self, steps: int, numbers: dict[str, Any], fold_state: Any) -> Checkpoint:
+        master, packing = self._master, Packing()
         model = {
             key: value.detach().clone(memory_format=torch.contiguous_format)
             for key, value in master.model.state_dict().items()
@@ -73,21 +88,15 @@ class Checkpoints:
             if name not in model or model[name].shape != view.shape or model[name].dtype != view.dtype:
                 packing.tensors[f"model.{name}"] = view.detach().clone(memory_format=torch.contiguous_format)
         state = {
-            "position": msgspec.to_builtins(position),
-            "asked": self._asked,
-            "schedule": {name: getattr(record.schedule, name) for name in SCHEDULE},
-            "batches": record.batches,
-            "samples": record.samples,
-            "seconds": record.seconds,
-            "epochs": record.batches / record.schedule.batches_per_epoch,
-            "nodes": [asdict(totals) for totals in self._nodes()],
+            **numbers,
             "descent": packing.pack(master.descent.state(), "descent"),
             "fold": packing.pack(fold_state, "fold"),
+            "moved": master.moved,
         }
         if packing.left_out and not self._has_told:
             self._has_told = True
             log.warning("a run that is resumed begins without %s: it cannot be written", ", ".join(packing.left_out))
-        return Checkpoint(position.steps, model, packing.tensors, state)
+        return Checkpoint(steps, model, packing.tensors, state)
 
 
 class FileWriter:

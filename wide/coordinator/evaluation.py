@@ -33,7 +33,7 @@ class Evaluation:
     """
 
     def __init__(self, is_wanted: bool, send: Send, now: Callable[[], float]) -> None:
-        self._is_wanted, self._send, self._now = is_wanted, send, now
+        self.is_wanted, self._send, self._now = is_wanted, send, now
         self._waiting: deque[Asked] = deque()
         self._is_here = False
         self._asked_at: float | None = None
@@ -46,7 +46,7 @@ class Evaluation:
     @property
     def is_awaited(self) -> bool:
         """Should somebody evaluate who is not here yet?"""
-        return self._is_wanted and not self._is_here
+        return self.is_wanted and not self._is_here
 
     @property
     def limit_s(self) -> float:
@@ -61,10 +61,15 @@ class Evaluation:
     def is_full(self) -> bool:
         return sum(len(asked.weights) for asked in self._waiting) > BACKLOG_NBYTES
 
-    def ask(self, epoch: int, step: int, weights: Flat) -> None:
-        """Remember the weights as they are now; evaluate them when the evaluator has time."""
-        if self._is_wanted:
-            self._waiting.append(Asked(epoch, step, weights.raw.clone().numpy().data))
+    def copy(self, weights: Flat) -> memoryview:
+        """As they are now."""
+        copy: memoryview = weights.raw.clone().numpy().data
+        return copy
+
+    def ask(self, epoch: int, step: int, weights: memoryview) -> None:
+        """Remember these weights; evaluate them when the evaluator has time."""
+        if self.is_wanted:
+            self._waiting.append(Asked(epoch, step, weights))
             self._next()
 
     def hurry(self) -> None:
@@ -85,7 +90,7 @@ class Evaluation:
 
     def give_up(self) -> None:
         """There is no evaluator any more: nothing will be evaluated from now on."""
-        self._is_wanted, self._asked_at = False, None
+        self.is_wanted, self._asked_at = False, None
         self._waiting.clear()
 
     def _next(self) -> None:

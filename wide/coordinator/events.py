@@ -25,6 +25,7 @@ class NodeJoined(Event, frozen=True):
 class NodeLeft(Event, frozen=True):
     node: int
     why: str
+    died: bool = False  # its connection ended without a word
 
 
 class NodeSilent(Event, frozen=True):
@@ -118,7 +119,7 @@ class Action(msgspec.Struct, frozen=True, gc=False):
 
 class GrantLease(Action, frozen=True):
     """`block` are positions in the run; `group` batches make one step on the node (0: their gradient is wanted). It is
-    to be computed with `version` of the weights, as `strategy` says.
+    to be computed with `version` of the weights, as `strategy` says; on this core of a machine that is full, if any.
     """
 
     node: int
@@ -127,6 +128,7 @@ class GrantLease(Action, frozen=True):
     group: int
     version: int
     strategy: str
+    core: int = -1
 
 
 class MergeUpdate(Action, frozen=True):

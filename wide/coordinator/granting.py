@@ -15,12 +15,14 @@ from wide.strategy.policy import Cut, Policy, Share
 
 
 class Granting:
-    """`started_at` is when the first lease was granted; while `is_paused`, none is."""
+    """`started_at` is when the first lease was granted; while `is_paused`, none is; while `is_careful`, they are of one
+    batch each.
+    """
 
     def __init__(self, leases: Leases, roster: Roster, machines: Machines) -> None:
         self._leases, self._roster, self._machines = leases, roster, machines
         self.started_at: float | None = None
-        self.is_paused = False
+        self.is_paused = self.is_careful = False
         self._granted = 0
         self._changes = -1  # how often the strategy was changed
         self._pool_rate = 0.0  # batches/s of all measured members together, as of the last version
@@ -92,7 +94,8 @@ class Granting:
             self._granted += 1
             self._leases.grant(Lease(self._granted, member.node, block, group, policy.age, now, self._changes))
             self._roster.something_changed()
-            actions.append(GrantLease(member.node, self._granted, block, group, version, self._strategy.name))
+            core = self._machines.core_of(member.node, now) if self._strategy.takes_turns else -1
+            actions.append(GrantLease(member.node, self._granted, block, group, version, self._strategy.name, core))
         return actions
 
     def _rescue(self, member: Member, now: float) -> Cut | None:
@@ -105,7 +108,7 @@ class Granting:
         if not self._pool_rate:  # before the first version: as soon as everybody was measured, that is known
             rates = [m.batches_per_s for m in self._roster.members.values() if self._has_turn(m, now)]
             self._pool_rate = sum(rate for rate in rates if rate) if None not in rates else 0.0
-        if rate is None or not self._pool_rate:
+        if rate is None or not self._pool_rate or self.is_careful:
             return Share(1 / len(self._roster.members), takers)
         busy_s = 0.0
         if member.leases:

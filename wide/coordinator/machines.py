@@ -64,6 +64,15 @@ class Machines:
             return True
         return (machine.places[node] - int(now / TURN_S) * machine.cores) % count < machine.cores
 
+    def core_of(self, node: int, now: float) -> int:
+        """Where it should compute, if every core of its machine has a node; -1: wherever it likes."""
+        machine = self._of[node]
+        count = len(machine.nodes)
+        if count < machine.cores or machine.cores < 2 or node not in machine.places:
+            return -1
+        core = (machine.places[node] - int(now / TURN_S) * machine.cores) % count
+        return core if core < machine.cores else -1
+
     def in_place_of(self, node: int, now: float) -> list[int]:
         """Whose turn it is on this node's machine."""
         machine = self._of[node]

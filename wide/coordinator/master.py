@@ -5,30 +5,49 @@ How updates become a version is the strategy's fold.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 from torch import nn
 
-from wide.codec.layout import Flat, Layout, bind, join, scale
+from wide.codec.layout import Flat, Layout, bind, join, scale, settle
+from wide.codec.memory import Allocate
 from wide.codec.spare import Spare
-from wide.errors import TrainingFailed
+from wide.errors import ParametersMoved, TrainingFailed
 from wide.job.definition import Job
 from wide.job.descent import Descent
+from wide.job.model import check_aliases
 
 
 class Master:
-    """The weights, and what is done to them."""
+    """The weights, and what is done to them. `moved`: parameters that the loss moves, and whether they are trained."""
 
-    def __init__(self, job: Job, model: nn.Module, seed: int) -> None:
+    def __init__(
+        self,
+        job: Job,
+        model: nn.Module,
+        seed: int,
+        moved: Mapping[str, bool] = MappingProxyType({}),
+        allocate: Allocate | None = None,
+    ) -> None:
         self.model = model.cpu()
-        self.layout = Layout(model)
+        check_aliases(model, job.loss)
+        self.layout = Layout(model, moved)
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(moved.get(name, parameter.requires_grad))
         if not self.layout.trainable:
             raise TrainingFailed("the model has no trainable parameter: nothing to do")
-        self.weights = Flat(self.layout, only_live=False)
+        memory = allocate(self.layout.nbytes) if allocate is not None else None
+        self.weights = Flat(self.layout, only_live=False, memory=memory)
         bind(model, self.weights, self.layout)
         self.descent = Descent(job, model, [slot.name for slot in self.layout.trainable], seed)
-        self.spare = Spare(self.layout)
+        by_name = dict(model.named_parameters())
+        self._names = [slot.name for slot in self.layout.frozen]
+        self._fixed = [by_name[name] for name in self._names]
+        self._all = [by_name[slot.name] for slot in (*self.layout.trainable, *self.layout.frozen)]
+        self._flags = [parameter.requires_grad for parameter in self._all]
+        self.spare = Spare(self.layout, allocate=allocate)
         self.release = self.spare.give
         self._owed: Flat | None = None
 
@@ -39,8 +58,17 @@ class Master:
     @property
     def named_views(self) -> list[tuple[str, torch.Tensor]]:
         """All tensors of the model by their names, as views into the weights."""
-        views = [*self.weights.trainable, *self.weights.averaged, *self.weights.kept, *self.weights.frozen]
-        return [(slot.name, view) for slot, view in zip(self.layout.slots, views, strict=True)]
+        layout, weights = self.layout, self.weights
+        slots = [*layout.trainable, *layout.averaged, *layout.kept, *layout.frozen]
+        views = [*weights.trainable, *weights.averaged, *weights.kept, *weights.frozen]
+        return [(slot.name, view) for slot, view in zip(slots, views, strict=True)]
+
+    @property
+    def moved(self) -> dict[str, bool]:
+        """The parameters that the loss moves, and whether they are trained now."""
+        flags = self.weights.requires_grad
+        names = [self.layout.trainable[i].name for i in self.layout.moved]
+        return {} if flags is None else dict(zip(names, flags.tolist(), strict=True))
 
     def join(self, left: Flat, right: Flat) -> Flat:
         join(left, right)
@@ -71,12 +99,41 @@ class Master:
     def descend(self, total: Flat, steps: int) -> None:
         """One step of the job's optimizer along this gradient, the `steps`-th."""
         self.descent.advance(steps - 1)  # if others made steps meanwhile
+        settle(self.weights, total)
+        self.move_buffers(total)
+        frozen = self._frozen()
         self.descent.step(total.trainable, total.touched, steps - 1)
         self.descent.advance(steps)
-        self.move_buffers(total)
+        self._see_what_moved(frozen)
+
+    def _frozen(self) -> list[tuple[int, int]]:
+        """How each frozen parameter is now. Of what an optimizer changes in place, the counter tells."""
+        return [(parameter._version, parameter.data_ptr()) for parameter in self._fixed]
+
+    def _see_what_moved(self, before: list[tuple[int, int]]) -> None:
+        """An optimizer may move a teacher along, a scheduler may freeze layers or unfreeze them: nodes must know."""
+        flags = [parameter.requires_grad for parameter in self._all]
+        if flags == self._flags and self._frozen() == before:
+            return
+        known, self._flags = {self.layout.trainable[i].name for i in self.layout.moved}, flags
+        names = [slot.name for slot in (*self.layout.trainable, *self.layout.frozen)]
+        is_trained = dict(zip(names, flags, strict=True))
+        if self.weights.requires_grad is not None:
+            now = [is_trained[self.layout.trainable[i].name] for i in self.layout.moved]
+            self.weights.requires_grad.copy_(torch.tensor(now))
+        moved = [name for name, was, now in zip(self._names, before, self._frozen(), strict=True) if was != now]
+        frozen = set(self._names)
+        moved += [name for name in names if name not in known and is_trained[name] == (name in frozen)]
+        if moved:
+            raise ParametersMoved(list(dict.fromkeys(moved)))
 
     def move_buffers(self, total: Flat) -> None:
+        if not len(total.buffers_raw):
+            return
         with torch.no_grad():
             for run, change in zip(self.weights.averaged_runs, total.averaged_runs, strict=True):
                 run.add_(change)
             self.weights.kept_raw.copy_(total.kept_raw)
+        if total.moved:
+            for i, is_trained in zip(total.moved, self.moved.values(), strict=True):
+                self.descent.parameters[i].requires_grad_(is_trained)

@@ -185,14 +185,18 @@ class Record:
             self._flushed_at = now
             self._work_up()
 
-    def series(self, nodes: Iterable[NodeTotals], now: float, force: bool = False) -> None:
-        """One point of each node's series a second; of who has left since the last one, a last point."""
+    def series(self, nodes: Iterable[NodeTotals], now: float, force: bool = False, **pools_own: float) -> bool:
+        """One point of each node's series a second, and of the pool's own; of who has left since the last one, a last
+        point. Was it time for that?
+        """
         if not force and now - self._series_at < SERIES_S:
-            return
+            return False
         self._series_at = now
         at = self._clock.wall()
         self.db.insert("samples", [(at, n.node, metric, getattr(n, metric)) for n in nodes for metric in SERIES])
+        self.db.insert("samples", [(at, None, metric, value) for metric, value in pools_own.items()])
         self._left.clear()
+        return True
 
     @property
     def left_lately(self) -> list[int]:

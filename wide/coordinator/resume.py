@@ -5,6 +5,7 @@ checkpoint ─► options that were not given ─► the same schedule? ─► w
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,15 +44,28 @@ class Start:
     is_resumed: bool = False  # even if no checkpoint had been written
 
 
-def remembered(options: Options, saved: Checkpoint, where: str) -> Options:
+def remembered(options: Options, asked: Mapping[str, Any], where: str) -> Options:
     """Options that are not given are as they were."""
-    before = {name: value for name, value in saved.state["asked"].items() if value is not None}
+    before = {name: value for name, value in asked.items() if value is not None and name in ("seed", *KEPT)}
     if any(getattr(options, name) is not None for name in LENGTHS):
         before = {name: value for name, value in before.items() if name not in LENGTHS}
     given = {name: getattr(options, name) for name in before if getattr(options, name) is not None}
-    if given.get("seed", before["seed"]) != before["seed"]:
+    if "seed" in before and given.get("seed", before["seed"]) != before["seed"]:
         raise UsageError(f"--seed {given['seed']}: {where} was begun with seed {before['seed']}, and stays with it")
     return msgspec.structs.replace(options, **(before | given))
+
+
+def check_data(saved: Checkpoint, data: dict[str, str], where: str) -> None:
+    """The same samples under the same numbers? Where they can be compared."""
+    before: dict[str, str] = saved.state.get("data", {})
+    if before.get("build") != data.get("build"):
+        return  # on another machine the same sample may round differently
+    differ = [number for number, digest in data.items() if before.get(number, digest) != digest]
+    if differ:
+        raise UsageError(
+            f"sample {differ[0]} is not what it was when {where} was begun: a run goes on with the data that it began "
+            "with (is its order that of a set, or of a folder? sort it). Begin a new run, or say --no-check"
+        )
 
 
 def restore(saved: Checkpoint, schedule: Schedule, master: Master, where: str) -> Start:

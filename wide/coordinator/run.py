@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 from wide.codec.layout import Flat
 from wide.coordinator import events
+from wide.coordinator.aside import Aside, Pending, afterwards
 from wide.coordinator.events import Action, ChangeStrategy, CloseStep, EndRun, MakeVersion, MergeUpdate, RejectUpdate
 from wide.coordinator.master import Master
 from wide.coordinator.record import Record
@@ -23,17 +24,20 @@ class Evaluation(Protocol):
     """Where the user's evaluate() is asked: in a process of its own (evaluation.py), or right here."""
 
     @property
+    def is_wanted(self) -> bool: ...
+    @property
     def is_busy(self) -> bool: ...
     @property
     def is_full(self) -> bool: ...
-    def ask(self, epoch: int, step: int, weights: Flat) -> None: ...
+    def copy(self, weights: Flat) -> memoryview: ...  # may take a while
+    def ask(self, epoch: int, step: int, weights: memoryview) -> None: ...
     def hurry(self) -> None: ...
 
 
 class Saving(Protocol):
     """Where checkpoints go (checkpoints.py)."""
 
-    def save(self, position: events.Position, fold_state: Any) -> None: ...
+    def prepare(self, position: events.Position, fold_state: Any) -> Callable[[], None] | None: ...  # what saves it
 
 
 class Taken(NamedTuple):
@@ -55,7 +59,9 @@ class Run:
         saving: Saving | None,
         strategy: str,
         fold_state: Any = None,
+        aside: Aside | None = None,
     ) -> None:
+        self.aside = aside or Aside()
         self.master, self.record, self.evaluation, self._saving = master, record, evaluation, saving
         self.schedule: Schedule = record.schedule
         self.ended: EndRun | None = None
@@ -64,10 +70,10 @@ class Run:
         self._at_hand: dict[int, Taken] = {}  # by lease
         self.strategy: Strategy = STRATEGIES[strategy]
         self._fold: Fold[Flat] = self.strategy.fold(master, self.schedule, fold_state)
-        self.performers: Mapping[type[Action], Callable[[Any], None]] = {
+        self.performers: Mapping[type[Action], Callable[[Any], Pending | None]] = {
             MergeUpdate: self._merge,
             RejectUpdate: self._reject,
-            MakeVersion: self._make_version,
+            MakeVersion: self.make_version,
             CloseStep: self._close_step,
             ChangeStrategy: self._change_strategy,
             events.SaveCheckpoint: self._save_checkpoint,
@@ -91,31 +97,39 @@ class Run:
             self._evaluate(last)
 
     def close(self) -> None:
+        self.aside.close()
         self._fold.bring_back()
 
     # ── actions ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _merge(self, merge: MergeUpdate) -> None:
+    def _merge(self, merge: MergeUpdate) -> Pending | None:
         flat, sizes, losses = self._at_hand.pop(merge.lease)
-        self._fold.merge(merge, flat)
         self.record.merged(merge, self.strategy, sizes[: merge.block.size], losses)
-        reach("merge.before_answer")
+        return self.aside.do(lambda: self._fold.merge(merge, flat), lambda: reach("merge.before_answer"))
 
     def _reject(self, reject: RejectUpdate) -> None:
         self.put_down(reject.lease)
         self.record.rejected(reject.node, reject.reason, reject.detail)
 
-    def _make_version(self, make: MakeVersion) -> None:
+    def make_version(self, make: MakeVersion, copy: Callable[[], None] | None = None) -> Pending | None:
+        """And then, if a copy is wanted, that."""
         self.is_between_versions = False
-        self._fold.make(make.made, make.steps)
+
+        def work() -> None:
+            self._fold.make(make.made, make.steps)
+            if copy is not None:
+                copy()
+
+        return self.aside.do(work, self._version_made)
+
+    def _version_made(self) -> None:
         self.is_between_versions = True
         reach("version.made")
 
-    def _close_step(self, close: CloseStep) -> None:
+    def _close_step(self, close: CloseStep) -> Pending | None:
         step = self.schedule.step(close.step)
         self.record.step_closed(step, self.strategy)
-        if step.is_last_of_epoch:
-            self._evaluate(step.number)
+        return self._evaluate(step.number) if step.is_last_of_epoch else None
 
     def _change_strategy(self, change: ChangeStrategy) -> None:
         self._fold.bring_back()
@@ -124,22 +138,33 @@ class Run:
             self.master.forget_debts()  # they are not in the same units
         self._fold = self.strategy.fold(self.master, self.schedule, None)
 
-    def _save_checkpoint(self, save: events.SaveCheckpoint) -> None:
-        if self._saving is not None:
-            self._fold.bring_back()
-            self._saving.save(save.position, self._fold.state())
+    def _save_checkpoint(self, save: events.SaveCheckpoint) -> Pending | None:
+        if self._saving is None:
+            return None
+        self._fold.bring_back()
+        copy = self._saving.prepare(save.position, self._fold.state())
+        return self.aside.do(copy) if copy is not None else None
 
-    def _end(self, end: EndRun) -> None:
-        self.ended = end
+    def _end(self, end: EndRun) -> Pending | None:
         self._fold.bring_back()
         self.record.flush(force=True)
         last = len(self.record.losses) - 1
         is_complete = not end.failure and not self.stop_reason and self.record.started_at is not None
-        if is_complete and last >= 0 and not self.schedule.step(last).is_last_of_epoch:
-            self._evaluate(last)
+        is_due = is_complete and last >= 0 and not self.schedule.step(last).is_last_of_epoch
+        return afterwards(self._evaluate(last) if is_due else None, lambda: self._ended(end))
+
+    def _ended(self, end: EndRun) -> None:
+        self.ended = end
         if end.hurries:
             self.evaluation.hurry()
 
-    def _evaluate(self, step: int) -> None:
+    def _evaluate(self, step: int) -> Pending | None:
         self._fold.bring_back()
-        self.evaluation.ask(self.schedule.step(step).epoch, step + 1, self.master.weights)
+        if not self.evaluation.is_wanted:
+            return None
+        copies: list[memoryview] = []
+        epoch, weights = self.schedule.step(step).epoch, self.master.weights
+        return self.aside.do(
+            lambda: copies.append(self.evaluation.copy(weights)),
+            lambda: self.evaluation.ask(epoch, step + 1, copies[0]),
+        )

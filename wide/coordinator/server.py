@@ -11,21 +11,24 @@ from collections.abc import Callable
 from typing import Any
 
 from wide.coordinator import events
+from wide.coordinator.aside import Pending, afterwards
 from wide.coordinator.evaluation import Evaluation
 from wide.coordinator.picture import picture
 from wide.coordinator.planning import Planner
 from wide.coordinator.queue import EventQueue
 from wide.coordinator.run import Run
 from wide.coordinator.state import Pool
-from wide.errors import NotYet, TrainingFailed
+from wide.errors import NotYet, ParametersMoved, TrainingFailed
 from wide.exchange import happenings as happened
 from wide.exchange.delivery import Assignment
 from wide.exchange.exchange import Exchange
 from wide.exchange.reception import EVALUATOR
 from wide.telemetry.clock import Clock
+from wide.telemetry.contributions import Contributions
 from wide.telemetry.log import log
-from wide.telemetry.snapshot import NodeView, Window
+from wide.telemetry.snapshot import NodeView, Snapshot, Window
 from wide.telemetry.totals import NodeTotals, totals_of
+from wide.wire import messages as say
 
 TICK_S = 0.05
 AWAY_S = 1.0  # a loop that was away for so long was busy itself: nobody else was silent
@@ -53,7 +56,7 @@ class Server:
             {
                 **run.performers,
                 events.GrantLease: self._grant,
-                events.DropNode: lambda drop: exchange.dismiss_node(drop.node, TrainingFailed(drop.why)),
+                events.DropNode: self._drop,
                 events.RejectUpdate: self._reject,
                 events.MakeVersion: self._make_version,
                 events.ChangeStrategy: self._change_strategy,
@@ -61,12 +64,17 @@ class Server:
             },
             clock.now,
         )
+        self._contributions = Contributions()
+        self._suspicion = ""  # that was told
+        self._dropped: set[int] = set()  # nodes whose work failed
+        self._begins_anew = False  # with a layout in which parameters may move
         self.last_trouble = ""  # why the last peer was dropped
         self._is_evaluator_gone: Callable[[], bool] = lambda: False
         self._waiting: dict[int, events.NodeJoined] = {}  # nodes that are ready, while the job is being tried
         self._ticked_at = self._linked_at = self._pictured_at = -1e9
         self._first_at = self._idle_before_s = 0.0  # when the first update came
         self._updates = 0
+        self._longest_s = 0.0  # in which nobody was listened to, since it was last written down
         exchange.follow(run.strategy.update_role, run.strategy.overlaps)
         exchange.version_made(pool.version)
         exchange.number_from(run.record.last_node)
@@ -78,9 +86,11 @@ class Server:
         self._is_evaluator_gone = is_evaluator_gone
         try:
             while self.run.ended is None or (self._evaluation.is_busy and not self.run.stop_reason):
+                began, idle_s = self._now(), self.exchange.idle_s
                 self.exchange.turn(TICK_S)
                 self._take_happenings()
                 now = self._now()
+                self._longest_s = max(self._longest_s, now - began - (self.exchange.idle_s - idle_s))
                 if now - self._ticked_at >= AWAY_S and self._ticked_at > 0:
                     self.exchange.turn(0.0)  # we were busy, not they silent: first hear what they have said meanwhile
                     self._take_happenings()
@@ -88,10 +98,12 @@ class Server:
                 elif now - self._ticked_at >= TICK_S:
                     self._tick(now, watch)
         except TrainingFailed as error:
-            self._queue.clear()
+            self._queue.finish()
             if self.run.is_between_versions:
-                self._decide(events.RunFailed(str(error), error.details))  # what was trained until then is kept
+                self._queue.post(events.RunFailed(str(error), error.details))  # what was trained until then is kept
+                self._queue.wait()
             self.run.ended = self.run.ended or events.EndRun("failed", str(error))
+            self._begins_anew = isinstance(error, ParametersMoved)
             raise
 
     def close(self) -> None:
@@ -100,7 +112,9 @@ class Server:
         end, stop = self.run.ended, self.run.stop_reason
         for node in self.exchange.nodes:
             self.run.record.node_left(node, "the run failed" if end is not None and end.failure else "the run is over")
-        if end is None or (self.pool.is_open and end.why == stop):
+        if self._begins_anew:
+            self.exchange.close("the pool begins anew", NotYet.exit_code, comes_back=True)
+        elif end is None or (self.pool.is_open and end.why == stop):
             self.exchange.close("the coordinator was stopped, and may come back", NotYet.exit_code)
         else:
             self.exchange.close(f"the run is over: {end.failure or end.why}", int(bool(end.failure)))
@@ -124,11 +138,13 @@ class Server:
         self.exchange.tick(now)
         self._take_happenings()
         record, run = self.run.record, self.run
+        if self._waiting:
+            self._admit()
         record.flush()
         if run.stop_reason:
             self._decide(events.StopRequested(run.stop_reason))
         elif run.ended is None and (problem := watch()):
-            raise TrainingFailed(self.last_trouble or problem)
+            raise TrainingFailed(self.last_trouble or f"{problem}{self.pool.deadly.last_words}")
         if record.divergence.problem:
             self._decide(events.RunFailed(record.divergence.problem))
         if self._evaluation.is_awaited and self._is_evaluator_gone():
@@ -162,9 +178,24 @@ class Server:
         busy_s = now - self._first_at - (self.exchange.idle_s - self._idle_before_s) if self._updates else 0.0
         snapshot = self._window.latest = picture(pool, record, views, now, busy_s / max(self._updates, 1))
         gone = [totals_of(node, record.parts[node], traffic.get(node)) for node in left if node in record.parts]
-        record.series([*(view.totals for view in views), *gone], now)
+        if record.series([*(view.totals for view in views), *gone], now, loop_max_ms=1000 * self._longest_s):
+            self._longest_s = 0.0
+        self._tell(snapshot)
         if self._planner is not None and (event := self._planner.look(snapshot, now)) is not None:
             self._queue.post(event)
+
+    def _tell(self, run: Snapshot) -> None:
+        """Now and then: each node how it is doing, and this side which one is of no use."""
+        contributions, useless = self._contributions.look(run)
+        done = run.step - run.before[0]
+        left_s = run.elapsed_s * (run.steps - run.step) / done if run.steps is not None and done else None
+        for node, batches, per_s in contributions:
+            self.exchange.tell(node, say.Progress(run.step, run.steps, left_s, run.batches, batches, per_s))
+        if self.pool.deadly.suspicion != self._suspicion:
+            useless.append(suspicion := self.pool.deadly.suspicion)
+            self._suspicion = suspicion
+        for words in useless:
+            log.warning("%s", words)
 
     # ── happenings ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -174,14 +205,15 @@ class Server:
             happening = happenings.popleft()
             HEARERS[type(happening)](self, happening)
             self._queue.work_off()
+        self._queue.work_off()  # something that was done aside may be done
 
     def _updated(self, it: happened.Updated) -> None:
         if not self._updates:
             self._first_at, self._idle_before_s = self._now(), self.exchange.idle_s
         self._updates += 1
         self.run.take(it.lease, it.flat, it.sizes, it.losses)
-        self._decide(events.UpdateArrived(it.node, it.lease, it.problem, it.compute_s, len(it.losses)))
-        self.run.put_down(it.lease)
+        self._queue.post(events.UpdateArrived(it.node, it.lease, it.problem, it.compute_s, len(it.losses)))
+        self._decide(lambda: self.run.put_down(it.lease))
 
     def _joined(self, it: happened.Joined) -> None:
         self.run.record.node_joined(it.node, it.name, it.host, it.pid)
@@ -207,9 +239,11 @@ class Server:
 
     def _left(self, it: happened.Left) -> None:
         self.run.record.node_left(it.node, it.why)
-        log.info("node %d (%s) left: %s", it.node, it.name, it.why)
+        why = "it failed, and another one tries its work" if it.node in self._dropped else it.why
+        self._dropped.discard(it.node)
+        log.info("node %d (%s) left: %s", it.node, it.name, why)
         if self._waiting.pop(it.node, None) is None and it.was_ready:
-            self._queue.post(events.NodeLeft(it.node, it.why))
+            self._queue.post(events.NodeLeft(it.node, it.why, it.died))
         self._admit()
 
     def _silent(self, it: happened.Silent) -> None:
@@ -223,6 +257,9 @@ class Server:
     def _failed(self, it: happened.Failed) -> None:
         self._queue.post(events.WorkFailed(it.node, it.lease, it.batch, it.problem, it.details))
 
+    def _parameters_moved(self, it: happened.ParametersMoved) -> None:
+        raise ParametersMoved(it.names)
+
     def _job_refused(self, it: happened.JobRefused) -> None:
         """Our own nodes are believed; of an open pool's, only that they do not want to train it."""
         if not self.pool.is_open:
@@ -230,8 +267,8 @@ class Server:
 
     def _owed(self, it: happened.Owed) -> None:
         """Where a version is a mean of its updates, a debt is only a part of one, too."""
-        is_part = self.run.strategy.is_mean
-        self.run.master.owe(it.flat, 1 / max(1, self.exchange.member_count) if is_part else 1.0)
+        weight = 1 / max(1, self.exchange.member_count) if self.run.strategy.is_mean else 1.0
+        self._queue.post(lambda: self.run.master.owe(it.flat, weight))
 
     def _rejected(self, it: happened.Rejected) -> None:
         self.run.record.rejected(it.node, it.reason, it.detail)
@@ -271,32 +308,36 @@ class Server:
 
     # ── actions ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _decide(self, event: events.Event) -> None:
+    def _decide(self, event: events.Event | Callable[[], None]) -> None:
         self._queue.post(event)
         self._queue.work_off()
 
     def _grant(self, grant: events.GrantLease) -> None:
         if self.run.record.started_at is None:
             self.run.record.started(self._now())
-        assignment = Assignment(grant.lease, *grant.block, grant.group, grant.version, grant.strategy)
+        assignment = Assignment(grant.lease, *grant.block, grant.group, grant.version, grant.strategy, grant.core)
         self.exchange.send_work(grant.node, assignment)
+
+    def _drop(self, drop: events.DropNode) -> None:
+        self._dropped.add(drop.node)
+        self.exchange.dismiss_node(drop.node, TrainingFailed(drop.why))
 
     def _reject(self, reject: events.RejectUpdate) -> None:
         self.run.performers[events.RejectUpdate](reject)
         self.exchange.refused(reject.node, reject.lease)
 
-    def _make_version(self, make: events.MakeVersion) -> None:
-        self.run.performers[events.MakeVersion](make)
+    def _make_version(self, make: events.MakeVersion) -> Pending | None:
         self.exchange.version_made(make.version + 1)
+        copy = self.exchange.room_for_version(make.version + 1) if self.run.aside.is_used else None
+        return self.run.make_version(make, copy)
 
     def _change_strategy(self, change: events.ChangeStrategy) -> None:
         self.run.performers[events.ChangeStrategy](change)
         self.exchange.follow(self.run.strategy.update_role, self.run.strategy.overlaps)
         log.info("strategy: %s", change.strategy)
 
-    def _close_step(self, close: events.CloseStep) -> None:
-        self.run.performers[events.CloseStep](close)
-        self._watch_evaluation()
+    def _close_step(self, close: events.CloseStep) -> Pending | None:
+        return afterwards(self.run.performers[events.CloseStep](close), self._watch_evaluation)
 
     def _watch_evaluation(self) -> None:
         """Every epoch is evaluated, and snapshots do not pile up without end."""
@@ -312,6 +353,7 @@ HEARERS: dict[type[happened.Happening], Callable[[Server, Any], None]] = {
     happened.Silent: Server._silent,
     happened.Heard: Server._heard,
     happened.Failed: Server._failed,
+    happened.ParametersMoved: Server._parameters_moved,
     happened.JobRefused: Server._job_refused,
     happened.Owed: Server._owed,
     happened.Rejected: Server._rejected,

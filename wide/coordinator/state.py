@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from wide.coordinator import events
+from wide.coordinator.deadly import Deadly
 from wide.coordinator.events import (
     Action,
     ChangeStrategy,
@@ -68,6 +69,7 @@ class Pool:
         self._next_strategy, self._is_eager = strategy, is_eager
         self._save_every_s, self._saved_at = save_every_s, -math.inf
         self._failed: dict[int, int] = {}  # position -> the first node that failed there
+        self.deadly = Deadly(is_open)
         self.strategy: Strategy
         self.policy: Policy
         reached = self._reached(start)
@@ -130,9 +132,15 @@ class Pool:
         member = self.members.pop(event.node, None)
         if member is None:
             return []
-        is_holding = bool(member.leases)
+        held = next(iter(member.leases.values()), None)
+        was_needed = held is not None and held.block in self.leases.out
         self._forget(event.node)
-        return (self._settle(now) or self._grant_all(now)) if is_holding else []
+        if held is None:
+            return []
+        if event.died and was_needed and (failure := self.deadly.died_at(held.block, self._where(held.block))):
+            return self._end(now, "failed", failure)
+        self._granting.is_careful = self.deadly.is_suspicious
+        return self._settle(now) or self._grant_all(now)
 
     def _silent(self, event: NodeSilent, now: float) -> list[Action]:
         """Others may take what it holds; should it come back first, its result counts."""
@@ -193,6 +201,8 @@ class Pool:
         self.leases.merge(block)
         closed = self.policy.accept(event.node, block, now)
         discount = self.policy.discount(staleness)
+        self.deadly.survived(block)
+        self._granting.is_careful = self.deadly.is_suspicious
         merge = MergeUpdate(event.node, lease.number, block, self.version + 1, discount, staleness)
         return [merge, *(self._settle(now, closed) or self._grant(member, now))]
 

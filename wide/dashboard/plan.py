@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+NO_LINK_MBIT = 100_000  # it must be on this machine
+
 
 def table(plan: dict[str, Any]) -> str:
     """Nodes, what each strategy would give in each codec, and the pick with its reason."""
     lines = [f"an update is {plan['update_nbytes'] / 1e6:.3g} MB; measured while all nodes computed:"]
     for node in plan["nodes"]:
         link = f"up {_mbit(node['up_mbit'])}, down {_mbit(node['down_mbit'])}, {node['delay_ms']:.2g} ms away"
+        if min(node["up_mbit"], node["down_mbit"]) > NO_LINK_MBIT:
+            link = "no network between"
         lines.append(f"  node {node['node']} {node['name']:<16} {node['batches_per_s']:8.1f} batches/s   {link}")
     codecs = list(dict.fromkeys(codec for f in plan["forecasts"].values() for codec in f["by_codec"]))
     lines.append(

@@ -1,4 +1,6 @@
-"""The progress line, while stderr is a terminal. Its own thread reads the numbers; nobody waits for it."""
+"""How a run is shown while it trains: one line that lives (in a terminal, in a notebook), or a line now and then (in a
+pipe, in a log file). Its own thread reads the window; nobody waits for it.
+"""
 
 from __future__ import annotations
 
@@ -7,67 +9,107 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any, TextIO
 
+from wide.dashboard.progress import Progress
 from wide.telemetry.log import log
-from wide.telemetry.snapshot import Snapshot, Window
+from wide.telemetry.snapshot import Window
 
 REFRESH_S = 0.25
+NOTEBOOK_S = 1.0
+PIPED_S = 30.0
+FIRST_S = 5.0  # whatever is shown seldom is shown after this for the first time
+
+Show = Callable[[str], None]
 
 
 @contextlib.contextmanager
 def watching(window: Window, is_wanted: bool) -> Iterator[None]:
-    """Show the line while the block runs. Log lines pass above it."""
-    if not is_wanted or not sys.stderr.isatty():
+    """Show the run while the block runs. Log lines pass above a line that lives."""
+    if not is_wanted:
         yield
         return
-    from rich.console import Console
-    from rich.live import Live
-    from rich.text import Text
+    is_notebook = getattr(sys.stderr, "is_notebook", False) or type(sys.stderr).__module__.startswith("ipykernel")
+    kind = _in_terminal if sys.stderr.isatty() else _in_notebook if is_notebook else _in_pipe
+    with kind() as (show, every_s):
+        stop, progress = threading.Event(), Progress(window)
 
-    console = Console(stderr=True)
-    stop = threading.Event()
-    with Live(console=console, auto_refresh=False, transient=True) as live:
-        handlers = [h for h in log.handlers if isinstance(h, logging.StreamHandler) and h.stream is sys.__stderr__]
-        for handler in handlers:
-            handler.setStream(sys.stderr)  # rich has put its own here, which writes above the line
-
-        def show() -> None:
+        def keep_showing() -> None:
+            due = time.monotonic() + min(every_s, FIRST_S)
             while not stop.wait(REFRESH_S):
-                live.update(
-                    Text(line(window.latest, time.monotonic()), no_wrap=True, overflow="ellipsis"), refresh=True
-                )
+                progress.see()
+                if (now := time.monotonic()) >= due:
+                    due = now + every_s
+                    show(progress.line(now))
 
-        thread = threading.Thread(target=show, name="progress", daemon=True)
+        thread = threading.Thread(target=keep_showing, name="progress", daemon=True)
         thread.start()
         try:
             yield
         finally:
             stop.set()
             thread.join()
-            for handler in handlers:
-                handler.setStream(sys.__stderr__)
 
 
-def line(run: Snapshot, now: float) -> str:
-    """`step 12/40 · epoch 3 · loss 0.231 · 512 batches/s · 4 nodes · 3 s left · accuracy 0.97`"""
-    if run.started_at is None or run.step == 0:
-        return f"{len(run.nodes)} nodes, waiting for the first update"
-    elapsed = max(now - run.started_at, 1e-9)
-    of = f"/{run.steps}" if run.steps is not None else ""
-    parts = [f"step {run.step}{of}", f"epoch {run.epoch + 1}", f"loss {run.loss:.4g}"]
-    parts += [f"{(run.batches - run.before[1]) / elapsed:.0f} batches/s", f"{len(run.nodes)} nodes"]
-    left = time_left(run, elapsed)
-    if left is not None:
-        parts.append(f"{left:.0f} s left" if left < 120 else f"{left / 60:.0f} min left")
-    return " · ".join(parts + [f"{name} {value:.4g}" for name, value in run.metrics.items()])
+@contextlib.contextmanager
+def _in_terminal() -> Iterator[tuple[Show, float]]:
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live(console=Console(stderr=True), auto_refresh=False, transient=True) as live, _logging_to(sys.stderr):
+        yield lambda line: live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True), REFRESH_S
 
 
-def time_left(run: Snapshot, elapsed_s: float) -> float | None:
-    """By the steps still to do or by the clock, whichever ends first."""
-    limits = []
-    if run.steps is not None:
-        limits.append((run.steps - run.step) * elapsed_s / max(1, run.step - run.before[0]))
-    if run.seconds is not None:
-        limits.append(run.seconds - elapsed_s)
-    return max(0.0, min(limits)) if limits else None
+@contextlib.contextmanager
+def _in_notebook() -> Iterator[tuple[Show, float]]:
+    """Cells know the carriage return, and no other art."""
+    living = LivingLine(sys.stderr)
+    with _logging_to(living):
+        try:
+            yield living.show, NOTEBOOK_S
+        finally:
+            living.show("")
+
+
+@contextlib.contextmanager
+def _in_pipe() -> Iterator[tuple[Show, float]]:
+    yield lambda line: log.info("%s", line), PIPED_S
+
+
+@contextlib.contextmanager
+def _logging_to(stream: Any) -> Iterator[None]:
+    """Whatever is logged goes by way of whoever has the line, who writes it above."""
+    handlers = [h for h in log.handlers if type(h) is logging.StreamHandler]
+    before = [(handler, handler.stream) for handler in handlers]
+    for handler in handlers:
+        handler.setStream(stream)
+    try:
+        yield
+    finally:
+        for handler, old in before:
+            handler.setStream(old)
+
+
+class LivingLine:
+    """A stream with one line at its end that is written again and again."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream, self._line, self._lock = stream, "", threading.Lock()
+
+    def show(self, line: str) -> None:
+        with self._lock:
+            rest = " " * (len(self._line) - len(line))
+            self._stream.write(f"\r{line}{rest}" if line else f"\r{rest}\r")
+            self._line = line
+
+    def write(self, text: str) -> int:
+        with self._lock:
+            self._stream.write(f"\r{' ' * len(self._line)}\r{text}" if self._line else text)
+            if text.endswith("\n"):
+                self._stream.write(self._line)
+        return len(text)
+
+    def flush(self) -> None:
+        self._stream.flush()

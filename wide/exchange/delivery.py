@@ -5,6 +5,7 @@ What is raw goes with the message, in one system call; what is encoded follows i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -12,11 +13,14 @@ import numpy as np
 from wide.codec.batch import Packed
 from wide.codec.encoders import Encoders, done
 from wide.codec.ladder import LOSSLESS, RAW, codec_named
+from wide.codec.layout import Flat
 from wide.codec.lossless import Planes
+from wide.codec.memory import Name
 from wide.codec.pieces import PIECE_NBYTES
+from wide.codec.spare import Spare
 from wide.exchange.feed import Feed
 from wide.exchange.link_codecs import LinkCodecs
-from wide.exchange.peer import OLD, Peer, Sent
+from wide.exchange.peer import NEVER, OLD, Peer, Sent
 from wide.exchange.switchboard import Switchboard
 from wide.exchange.versions import Encoded, Parts, Versions
 from wide.telemetry.log import log
@@ -26,7 +30,9 @@ PART = say.Part()
 
 
 class Assignment(NamedTuple):
-    """A lease for a node: the batches first…end-1 of the run, with these weights, to be computed in this way."""
+    """A lease for a node: the batches first…end-1 of the run, with these weights, to be computed in this way, on this
+    core (-1: on any).
+    """
 
     lease: int
     first: int
@@ -34,38 +40,55 @@ class Assignment(NamedTuple):
     group: int
     version: int
     strategy: str
+    core: int = -1
 
 
 class Delivery:
     """Sends `Work`."""
 
     def __init__(
-        self, versions: Versions, feed: Feed, codecs: LinkCodecs, encoders: Encoders, board: Switchboard
+        self,
+        versions: Versions,
+        feed: Feed,
+        codecs: LinkCodecs,
+        encoders: Encoders,
+        board: Switchboard,
+        spare: Spare,
     ) -> None:
         self.versions, self._feed, self._codecs = versions, feed, codecs
-        self._encoders, self._board = encoders, board
+        self._encoders, self._board, self._spare = encoders, board, spare
+        self._is_read_in_place = False  # by nodes on this machine: nobody is at a version when the next one is made
         self.batch_nbytes = 0  # of the last lease whose batches were streamed
 
     def has_built(self, peer: Peer, version: int, keeps_versions: bool) -> None:
         """The peer has built these weights by itself."""
         peer.outgoing.version, peer.outgoing.keeps_versions = version, keeps_versions
 
-    def begin_anew(self) -> None:
+    def begin_anew(self, overlaps: bool) -> None:
         """Updates are of another kind from now on, and nodes may be ahead of the weights: what they have is old."""
+        self._is_read_in_place = not overlaps
         self.versions.forget()
         for peer in self._board.members:
             peer.outgoing.version = OLD
+
+    def room_for_version(self, version: int) -> Callable[[], None] | None:
+        """What makes the copy that will be sent, wherever it is called; None: none is needed."""
+        if not self._is_read_in_place or all(peer.shares_memory for peer in self._board.members):
+            return None  # where updates overlap, weights may be moved once more before they are sent
+        return self.versions.reserve(version, self._in_flight())
 
     def deliver(self, peer: Peer, it: Assignment) -> None:
         log.debug("node %d gets lease %d: batches %d…%d of the run", peer.node, it.lease, it.first, it.end - 1)
         outgoing, schedule = peer.outgoing, self._feed.schedule
         stretches = schedule.stretches(it.first, it.end)
         payload: list[memoryview] = []
-        if self.versions.newest < 0:
+        if self.versions.newest < 0 and not peer.shares_memory:
             self._open(it.version)  # a node may have built it by itself; the next one is compared with it
         is_new = outgoing.version != it.version
-        codecs, parts, is_whole = self._weights(peer, it.version, payload) if is_new else ([], [], False)
-        weights_nbytes = len(payload[0]) if payload else 0
+        weights_at = self._lay_out(peer, it.version) if is_new else None
+        is_sent = is_new and weights_at is None
+        codecs, parts, is_whole = self._weights(peer, it.version, payload) if is_sent else ([], [], False)
+        weights_nbytes = sum(len(view) for view in payload)
         packed: list[Packed] = []
         batches_codec = RAW
         if peer.has_data:
@@ -74,7 +97,9 @@ class Delivery:
             packed = self._feed.batches(stretches)
             batches_codec = self._batches(peer, packed, payload, parts)
         sizes = [size for stretch in stretches for size in schedule.sizes(*stretch)]
-        sent = outgoing.leases[it.lease] = Sent(sizes, peer.link.codecs[self._codecs.update_role])
+        codec = peer.link.codecs[self._codecs.update_role]
+        room = self._room(peer) if codec == RAW else None
+        sent = outgoing.leases[it.lease] = Sent(sizes, codec, room, it.version if weights_at is not None else NEVER)
         work = say.Work(
             lease=it.lease,
             stretches=[(step.number, first, end - first, step.samples) for step, first, end in stretches],
@@ -90,6 +115,9 @@ class Delivery:
             wants_speeds=self._codecs.take_wish(peer) if peer.link.wants_speeds else (),
             strategy=it.strategy,
             group=it.group,
+            weights_at=weights_at,
+            update_at=room.memory.name if room is not None else None,
+            core=it.core,
         )
         outgoing.refused, outgoing.is_new = 0, False
         self._send(peer, work, payload, parts)
@@ -102,7 +130,12 @@ class Delivery:
         return peer.outgoing.leases.pop(lease, None)
 
     def forget(self, peer: Peer) -> None:
+        """What it may still write into is nobody else's any more."""
         peer.outgoing.pending.clear()
+        for sent in peer.outgoing.leases.values():
+            if sent.room is not None:
+                self._spare.lose(sent.room)
+        peer.outgoing.leases.clear()
 
     def pump(self, peer: Peer) -> None:
         """Send what is ready, in its order."""
@@ -124,6 +157,32 @@ class Delivery:
                     part.add_done_callback(lambda _: self._board.hub.ring())
             self.pump(peer)
 
+    def _room(self, peer: Peer) -> Flat | None:
+        """Where this machine's node can leave its update; None: it is sent."""
+        if not peer.shares_memory:
+            return None
+        room = self._spare.take()
+        if room.memory.name is None:  # there was no more memory to be shared
+            self._spare.give(room)
+            return None
+        return room
+
+    def _lay_out(self, peer: Peer, version: int) -> Name | None:
+        """Where this machine's node finds the version; None: it is sent."""
+        outgoing = peer.outgoing
+        if not peer.shares_memory or peer.link.codecs["weights"] != RAW:
+            return None
+        name = self.versions.in_place
+        if not self._is_read_in_place:
+            if outgoing.is_new and not self.versions.has_all:
+                return None  # copies have nothing of what is frozen
+            if version != self.versions.newest:
+                self._open(version)
+            name = self.versions.name
+        if name is not None:
+            outgoing.version = version
+        return name
+
     def _weights(self, peer: Peer, version: int, payload: list[memoryview]) -> tuple[list[str], Parts, bool]:
         """Raw ones join the payload; encoded ones are returned: codecs, parts, and whether they are all of it."""
         if version != self.versions.newest:
@@ -135,7 +194,7 @@ class Delivery:
         outgoing.version = version
         if codec == RAW:
             outgoing.sending.add(version)
-            payload.append(self.versions.raw(only_live=not is_first))
+            payload += self.versions.raw(only_live=not is_first)
             return [], [], False
         is_whole = not path
         if is_whole:
@@ -152,6 +211,7 @@ class Delivery:
         in_flight: set[int] = set()
         for peer in self._board.members:
             outgoing = peer.outgoing
+            in_flight |= {sent.reads for sent in outgoing.leases.values()}
             if not peer.wants_write and not outgoing.pending:
                 outgoing.sending.clear()
             else:

@@ -27,6 +27,7 @@ class Door:
     compress: str
     build: str  # of this machine; a node that differs may round differently
     program: Program = field(default_factory=dict)  # that the pool trains; empty, if it has no file
+    moved: tuple[str, ...] = ()  # parameters that the loss moves
     checks: bool = False  # its first nodes try whether the job gives the same numbers twice
 
     def admit(self, hello: Hello) -> None:

@@ -13,16 +13,21 @@ import math
 import traceback
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from wide.codec.choose import Role
 from wide.codec.encoders import Encoders
 from wide.codec.layout import Flat, Layout
+from wide.codec.memory import LARGE_NBYTES
 from wide.codec.spare import Spare
 from wide.codec.speeds import Trial, measure
 from wide.errors import (
     ConnectionLost,
+    NotRepeatable,
     NotYet,
     ProtocolError,
     Refused,
@@ -32,6 +37,7 @@ from wide.errors import (
 )
 from wide.exchange import happenings as happened
 from wide.exchange import words
+from wide.exchange.common import Common
 from wide.exchange.delivery import Assignment, Delivery
 from wide.exchange.door import Door
 from wide.exchange.feed import Feed
@@ -56,13 +62,16 @@ NOT_FINITE = "the gradient, or what it changes in a buffer, is not finite: lower
 
 @dataclass(frozen=True)
 class Goods:
-    """What is exchanged: the weights and how they lie, room for updates, the data; and what encodes them."""
+    """What is exchanged: the weights and how they lie, room for updates, the data; what encodes them, and memory that
+    nodes on this machine can see.
+    """
 
     layout: Layout
     weights: Flat
     spare: Spare
     feed: Feed
     encoders: Encoders
+    common: Common = field(default_factory=lambda: Common(is_wanted=False))
 
 
 class Exchange:
@@ -84,10 +93,13 @@ class Exchange:
         tell = self.happenings.append
         self._codecs = LinkCodecs(door.compress, goods.layout.live_nbytes, goods.encoders, tell, try_codecs)
         self._intake = Intake(goods.layout, goods.spare, self._codecs, clock.now, lambda: hub.idle_s)
-        versions = Versions(goods.weights, goods.layout, goods.encoders)
-        self._delivery = Delivery(versions, goods.feed, self._codecs, goods.encoders, board)
-        self._reception = Reception(door, board, goods.layout, goods.weights, goods.feed, self.traffic)
+        versions = Versions(goods.weights, goods.layout, goods.encoders, goods.common.allocate)
+        self._delivery = Delivery(versions, goods.feed, self._codecs, goods.encoders, board, goods.spare)
+        self._reception = Reception(
+            door, board, goods.layout, goods.weights, goods.feed, goods.common, self.traffic, clock.now
+        )
         self._overlaps, self._version = False, 0
+        self._looked_through: deque[tuple[happened.Updated, Future[bool]]] = deque()  # large ones, beside the loop
         self._told_at = -math.inf
 
     @property
@@ -116,11 +128,15 @@ class Exchange:
     def follow(self, update_role: Role, overlaps: bool) -> None:
         """From now on updates are of this kind; if they overlap with computing, nodes keep versions apart."""
         self._codecs.update_role, self._overlaps = update_role, overlaps
-        self._delivery.begin_anew()
+        self._delivery.begin_anew(overlaps)
 
     def version_made(self, version: int) -> None:
-        """The weights are this version now."""
+        """The weights are this version now, or will be in a moment."""
         self._version = version
+
+    def room_for_version(self, version: int) -> Callable[[], None] | None:
+        """What copies the weights for those who are sent them, once they are that version; None: nobody is."""
+        return self._delivery.room_for_version(version)
 
     # ── downwards ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -139,6 +155,11 @@ class Exchange:
     def evaluate(self, epoch: int, step: int, weights: memoryview) -> None:
         if (peer := self._board.peers.get(EVALUATOR)) is not None:
             self._board.send(peer, say.Evaluate(epoch, step), weights)
+
+    def tell(self, node: int, progress: say.Progress) -> None:
+        peer = self._board.peers.get(node)
+        if peer is not None and peer.is_ready:
+            self._board.send(peer, progress)
 
     def answer_plan(self, peer: Peer, plan: str) -> None:
         if not peer.is_closed:
@@ -159,17 +180,17 @@ class Exchange:
             self.happenings.append(happened.Rejected(peer.node or None, reason, f"{peer.address}: {why}"))
         if peer.node:  # what strangers say is nobody's reason
             self.happenings.append(happened.Dismissed(why))
-        is_news = peer.node or self._now() - self._told_at > TOLD_EVERY_S  # a crowd of callers is told of once
+        is_news = not peer.node and self._now() - self._told_at > TOLD_EVERY_S  # of nodes we will hear that they left
         self._told_at = self._now()
         log.log(logging.INFO if is_news else logging.DEBUG, "dropped %s: %s", peer.name or peer.address, why)
         self._board.say_goodbye(peer, why, error.exit_code)
-        self._lost(peer, why)
+        self._lost(peer, why, died=False)
 
-    def close(self, why: str, code: int) -> None:
-        """Say goodbye to everybody, and let go of the sockets."""
+    def close(self, why: str, code: int, comes_back: bool = False) -> None:
+        """Say goodbye to everybody, and let go of the sockets; but for the listening one, if it is needed again."""
         for peer in self._board.members:
             peer.count_bytes()
-        self._board.close(why, code)
+        self._board.close(why, code, comes_back)
 
     # ── upwards ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -179,6 +200,7 @@ class Exchange:
             if key is CALLERS:
                 self._board.accept(lambda oldest: self.dismiss(oldest, Refused("too many callers at once")))
             elif key is RUNG:
+                self._tell_looked_through()
                 for peer in list(self._board.members):
                     self._delivery.pump(peer)
             else:
@@ -239,10 +261,13 @@ class Exchange:
             log.error("serving %r failed: %s", peer, words.details(traceback.format_exc()))
             self.dismiss(peer, ProtocolError("served badly", f"{type(error).__name__} while its message was served"))
 
-    def _lost(self, peer: Peer, why: str) -> None:
+    def _lost(self, peer: Peer, why: str, died: bool = True) -> None:
         """Its connection is over."""
         if peer.is_closed:
             return
+        if any(news.node == peer.node for news, _ in self._looked_through):  # what it said last comes before its end
+            wait([future for _, future in self._looked_through])
+            self._tell_looked_through()
         peer.count_bytes()
         self._board.let_go(peer)
         self._delivery.forget(peer)
@@ -252,7 +277,7 @@ class Exchange:
         if peer.is_evaluator:
             self.happenings.append(happened.EvaluatorLost(why))
         elif peer.node:
-            self.happenings.append(happened.Left(peer.node, peer.name, why, peer.is_ready))
+            self.happenings.append(happened.Left(peer.node, peer.name, why, peer.is_ready, died))
             self._make_room()
 
     def _make_room(self) -> None:
@@ -273,7 +298,11 @@ class Exchange:
             self._codecs.probed(peer, peer.probing.link)
 
     def _heard_ready(self, peer: Peer, ready: say.Ready) -> None:
-        news = self._reception.ready(peer, ready)
+        try:
+            news = self._reception.ready(peer, ready)
+        except NotRepeatable as error:
+            self.happenings.append(happened.JobRefused(str(error), error.details))
+            raise Refused(str(error)) from None
         if not peer.is_evaluator:
             if self._version == 0 and self._reception.has_first_weights(ready):
                 self._delivery.has_built(peer, 0, self._overlaps)
@@ -292,17 +321,36 @@ class Exchange:
     def _updated(self, peer: Peer, whole: Whole) -> None:
         update, flat = whole
         sent = self._delivery.answered(peer, update.lease)
-        problem = "" if flat.is_finite() else NOT_FINITE
         sizes = sent.sizes if sent is not None else []
-        self.happenings.append(
-            happened.Updated(peer.node, update.lease, flat, sizes, update.losses, update.compute_s, problem)
-        )
+        news = happened.Updated(peer.node, update.lease, flat, sizes, update.losses, update.compute_s, "")
+        if sent is not None and sent.room is flat:  # who can write there can do as it likes: it is believed
+            self._tell_updated(news, update.is_finite)
+        elif self._goods.layout.live_nbytes < LARGE_NBYTES:
+            self._tell_updated(news, flat.is_finite())
+        else:
+            future = self._goods.encoders.submit(flat.is_finite)
+            self._looked_through.append((news, future))
+            future.add_done_callback(lambda _: self._hub.ring())
+            self._tell_looked_through()
+
+    def _tell_updated(self, news: happened.Updated, is_finite: bool) -> None:
+        self.happenings.append(news if is_finite else msgspec.structs.replace(news, problem=NOT_FINITE))
+
+    def _tell_looked_through(self) -> None:
+        """In the order in which they came."""
+        while self._looked_through and self._looked_through[0][1].done():
+            news, is_finite = self._looked_through.popleft()
+            self._tell_updated(news, is_finite.result())
 
     def _heard_failed(self, peer: Peer, failed: say.Failed) -> None:
         problem, details = words.line(failed.problem), words.details(failed.details)
         if peer.is_evaluator:
             self.happenings.append(happened.EvaluationFailed(problem, details))
-        elif not peer.is_ready:  # it could not even build the model or the data
+        elif failed.moved:
+            if not self._goods.layout.fixed.issuperset(failed.moved):
+                raise ProtocolError("wrong names", "parameters that the model has not, or that are known to move")
+            self.happenings.append(happened.ParametersMoved(failed.moved))
+        elif not peer.is_ready or failed.is_everywhere:  # it could not even build the model or the data
             if failed.is_everywhere:
                 self.happenings.append(happened.JobRefused(problem, details))
             raise Refused(problem, details)
@@ -312,7 +360,7 @@ class Exchange:
     def _heard_leaving(self, peer: Peer, leaving: say.Leaving) -> None:
         if (flat := self._intake.debt(peer)) is not None:
             self.happenings.append(happened.Owed(flat))
-        self._lost(peer, words.line(leaving.why))
+        self._lost(peer, words.line(leaving.why), died=False)
 
     def _heard_evaluated(self, peer: Peer, evaluated: say.Evaluated) -> None:
         if not peer.is_evaluator:

@@ -12,7 +12,7 @@ from wide.codec.batch import Packed, fingerprints, pack
 from wide.errors import TrainingFailed
 from wide.job.samples import Samples
 from wide.job.schedule import Schedule, Step, Stretch
-from wide.job.seeding import mix
+from wide.job.seeding import generators, mix
 
 AHEAD_BATCHES = 32
 AHEAD_NBYTES = 256 << 20
@@ -65,8 +65,13 @@ class Feed:
 
     def _build(self, step: Step, batch: int) -> Packed:
         ids = self.schedule.ids(step, batch, batch + 1)
+        seed = mix(self.schedule.seed, step.number, batch)
         try:
-            return pack(self.samples.batch(ids, mix(self.schedule.seed, step.number, batch)))
+            if self.samples.is_gathered:
+                return pack(self.samples.batch(ids, seed))
+            with generators:  # a collate may use its memory again: nobody else calls it before this is copied
+                packed = pack(self.samples.batch(ids, seed))
+                return packed._replace(buffers=[memoryview(bytes(raw)) for raw in packed.buffers])
         except TrainingFailed as error:
             where = f"step {step.number}, batch {batch}, coordinator: {error}"
             raise TrainingFailed(where, error.details) from None

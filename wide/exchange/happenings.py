@@ -34,12 +34,13 @@ class Ready(Happening, frozen=True):
 
 
 class Left(Happening, frozen=True):
-    """A node's connection has ended; `was_ready`: it could have been given work."""
+    """A node's connection has ended; `was_ready`: it could have been given work; `died`: nobody had ended it."""
 
     node: int
     name: str
     why: str
     was_ready: bool
+    died: bool
 
 
 class Silent(Happening, frozen=True):
@@ -78,6 +79,12 @@ class Failed(Happening, frozen=True):
     batch: int
     problem: str
     details: str
+
+
+class ParametersMoved(Happening, frozen=True):
+    """A node has noticed that the loss changes parameters, or unfreezes them; these were not known to move."""
+
+    names: list[str]
 
 
 class JobRefused(Happening, frozen=True):

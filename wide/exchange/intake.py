@@ -61,6 +61,9 @@ class Intake:
         incoming = peer.incoming
         if not incoming.arriving:
             raise ProtocolError("out of order", "an update in one breath with a hello")
+        sent = peer.outgoing.leases.get(update.lease)
+        if sent is not None and sent.room is not None:
+            return self._whole(peer, update, sent.room)
         if update.codec != RAW:
             arriving = next(one for one in incoming.arriving if one.update is update)
             arriving.flat = self._spare.take()
@@ -122,14 +125,15 @@ class Intake:
         asked = sent.codec if sent is not None else RAW
         if update.codec != asked:
             raise ProtocolError("unknown codec", f"an update in {update.codec[:20]!r}, asked for was {asked}")
-        if nbytes != (self._live_nbytes if update.codec == RAW else 0):
+        is_sent = update.codec == RAW and (sent is None or sent.room is None)
+        if nbytes != (self._live_nbytes if is_sent else 0):
             raise ProtocolError("wrong payload", f"an update with {nbytes} bytes of payload")
         if sent is not None and not 0 < len(update.losses) <= len(sent.sizes):
             raise ProtocolError("bad numbers", f"{len(update.losses)} losses for {len(sent.sizes)} batches")
         if len(update.touched) != self._touched_nbytes:
             raise ProtocolError("bad numbers", f"{len(update.touched)} bytes say which tensors have a gradient")
         arriving.append(Arriving(update, self._now(), self._idle_s(), peer.connection.bytes_received))
-        return self._flat(peer) if update.codec == RAW else ()
+        return self._flat(peer) if is_sent else ()
 
     def _place_for_part(self, peer: Peer, nbytes: int) -> Destinations:
         arriving = peer.incoming.arriving[-1] if peer.incoming.arriving else None

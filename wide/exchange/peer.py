@@ -24,10 +24,14 @@ NEVER, OLD = -1, -2  # in place of a version: it was sent none yet; or one that 
 
 
 class Sent(NamedTuple):
-    """Work that it has: the samples in each batch, and the codec that was asked for."""
+    """Work that it has: the samples in each batch, the codec that was asked for, where its update will lie, if it is
+    not sent, and the version that it reads from our memory until it answers.
+    """
 
     sizes: list[int]
     codec: str
+    room: Flat | None = None
+    reads: int = NEVER
 
 
 @dataclass(slots=True)
@@ -105,6 +109,7 @@ class Peer:
     cores: int = 0
     is_ready: bool = False  # has built its model and can be given work
     has_data: bool = False  # it has the data set itself: sample ids are enough
+    shares_memory: bool = False  # weights and updates need not be sent
     probing: Probing | None = None
     wants_write: bool = False
     traffic: Traffic = field(default_factory=Traffic)

@@ -4,12 +4,14 @@ what it has built. Knows peers and the door; knows no leases.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from wide.codec.layout import Flat, Layout
 from wide.codec.pieces import MOST_PART_NBYTES
-from wide.errors import Absent, ProtocolError, Refused, WideError
+from wide.errors import Absent, NotRepeatable, ProtocolError, WideError
 from wide.exchange import words
+from wide.exchange.common import Common
 from wide.exchange.door import Door
 from wide.exchange.feed import Feed
 from wide.exchange.happenings import EvaluatorReady, Happening, Joined, PlanAsked, Ready
@@ -22,7 +24,8 @@ from wide.wire import messages as say
 from wide.wire.frames import Sink
 
 EVALUATOR = -1  # its place among the nodes
-CHECKERS = 2  # nodes that try the job before they begin
+CHECKERS, WATCHES = 2, 3  # so many nodes try the job before they begin; what all others are told
+CHECK_S = 60.0  # for so long the others wait for them
 HEADER_LIMIT = 1 << 20  # a model of 10,000 tensors describes itself in less
 
 
@@ -32,15 +35,25 @@ class Reception:
     """
 
     def __init__(
-        self, door: Door, board: Switchboard, layout: Layout, weights: Flat, feed: Feed, traffic: dict[int, Traffic]
+        self,
+        door: Door,
+        board: Switchboard,
+        layout: Layout,
+        weights: Flat,
+        feed: Feed,
+        common: Common,
+        traffic: dict[int, Traffic],
+        now: Callable[[], float],
     ) -> None:
-        self._door, self._board, self._feed = door, board, feed
+        self._now = now
+        self._door, self._board, self._feed, self._common = door, board, feed, common
         self._tensors, self._first_weights = layout.describe(), weights.fingerprint()
+        self._live_nbytes = layout.live_nbytes
         self._payload_limit = max(layout.live_nbytes, MOST_PART_NBYTES)
         self._known: dict[str, int] = {}  # nodes by the key that only they know
         self.traffic = traffic
         self._checkers, self._is_checked = 0, False  # nodes that were asked to try the job; has one of them done so?
-        self._asked = 0  # of them, all in all
+        self._asked, self._asked_at = 0, math.inf  # of them, all in all; when the first one was
         self._check = ""  # what the first of them found
         self.last_node = max(traffic, default=0)
 
@@ -82,9 +95,12 @@ class Reception:
 
     def greet(self, peer: Peer, now: float) -> None:
         """Tell it how to build what is trained, and begin to measure its link."""
-        checks = 1 + self._asked % CHECKERS if peer.is_checker else 0
+        checks = 1 + self._asked % CHECKERS if peer.is_checker else WATCHES if self._door.checks else 0
         self._asked += peer.is_checker
-        self._board.send(peer, say.Welcome(peer.node, self._door.seed, self._door.data, checks))
+        self._asked_at = min(self._asked_at, now) if peer.is_checker else self._asked_at
+        memory = self._common.greeting(self._live_nbytes) if peer.is_on_this_machine else None
+        door = self._door
+        self._board.send(peer, say.Welcome(peer.node, door.seed, door.data, checks, list(door.moved), memory))
         if not peer.is_evaluator and not peer.is_closed:
             peer.probing = Probing()
             self._board.send(peer, say.Probe(), *peer.probing.next_load(now))
@@ -112,13 +128,14 @@ class Reception:
         self._door.check_program(ready)
         probes = self._feed.probes if peer.is_alike else []  # elsewhere the same sample may round differently
         peer.has_data = self._door.has_data(ready, self._feed.schedule.samples, probes)
-        if ready.check and peer.is_alike:
+        if ready.check and peer.is_alike and peer.is_checker:
             self._check = self._check or ready.check
             if ready.check != self._check:
-                raise Refused(
+                raise NotRepeatable(
                     "this process computes other numbers for the same batch than another one did: model, loss or data "
                     "set depend on something outside the job (the time, the process, an unseeded generator)"
                 )
+        peer.shares_memory = peer.is_on_this_machine and self._common.is_seen_by(ready.memory)
         peer.is_ready = True
         self._is_checked |= peer.is_checker
         return Ready(peer.node, peer.has_data, peer.machine, peer.cores)
@@ -126,7 +143,7 @@ class Reception:
     @property
     def is_checking(self) -> bool:
         """Is the job being tried, and nobody has said yet that it can be trained?"""
-        return self._checkers > 0 and not self._is_checked
+        return self._checkers > 0 and not self._is_checked and self._now() - self._asked_at < CHECK_S
 
     def forget(self, peer: Peer) -> None:
         """If it was to try the job and did not get there, the next one will."""

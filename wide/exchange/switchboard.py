@@ -92,11 +92,13 @@ class Switchboard:
         if self.peers.get(peer.node) is peer:
             del self.peers[peer.node]
 
-    def close(self, why: str, code: int) -> None:
+    def close(self, why: str, code: int, comes_back: bool = False) -> None:
         """Say goodbye to everybody, wait a moment until they have heard it, and let go of the sockets."""
         for peer in self.everybody:
             self.say_goodbye(peer, why, code)
-        self.hub.stop_listening()
+        self.hub.listen(False)
+        if not comes_back:
+            self.hub.stop_listening()
         deadline, scratch = self._now() + GOODBYE_S, memoryview(bytearray(1 << 16))
         waiting = set(self.everybody)
         while waiting and self._now() < deadline:

@@ -18,7 +18,8 @@ from wide.codec.ladder import LOSSLESS, RAW
 from wide.codec.layout import Flat, Layout
 from wide.codec.lossless import Buffers
 from wide.codec.lossy import Floats
-from wide.codec.pieces import cut, encode, floats
+from wide.codec.memory import Allocate, Memory, Name, Private
+from wide.codec.pieces import Piece, cut, encode, floats
 from wide.codec.planes import Bytes, difference
 from wide.codec.shadow import publish
 
@@ -45,13 +46,15 @@ class Encoded:
 class Versions:
     """The newest version, raw and encoded, and how to get there from older ones."""
 
-    def __init__(self, weights: Flat, layout: Layout, encoders: Encoders) -> None:
+    def __init__(self, weights: Flat, layout: Layout, encoders: Encoders, allocate: Allocate = Private) -> None:
         self.newest = -1
         self.live_nbytes = layout.live_nbytes
-        self._weights, self._encoders = weights, encoders
+        self.has_all = layout.live_nbytes == layout.nbytes  # nothing is frozen
+        self._weights, self._encoders, self._allocate = weights, encoders, allocate
+        self._frozen = weights.bytes[layout.live_nbytes :]  # of every version
         self._live, self._all = cut(layout, only_live=True), cut(layout, only_live=False)
-        self._copies: dict[int, torch.Tensor] = {}
-        self._view = memoryview(b"")  # of the newest
+        self._copies: dict[int, Memory] = {}
+        self._reserved: tuple[int, Memory | None] = (-1, None)  # for a version that is being made
         self._reading: dict[int, Parts] = {}  # what is still being encoded from which copy
         self._steps: dict[int, Encoded] = {}  # by the version they lead to, each from the one before
         self._whole: dict[tuple[str, bool], Encoded] = {}  # the newest version, by codec and by how much of it
@@ -71,22 +74,39 @@ class Versions:
         if old is None:
             self._steps.clear()
         else:
-            parts = self._encoders.begin(codec, lambda piece: publish(piece, codec, new, old), self._live)
+            parts = self._encoders.begin(codec, lambda piece: publish(piece, codec, new.raw, old.raw), self._live)
             self._steps[version] = Encoded(codec, parts, self.newest)
             self._forget_detours()
-        self.newest, self._view = version, new.numpy().data
+        self.newest = version
 
     def forget(self) -> None:
         """The next version is compared with none before it."""
         self.newest = -1
+        self._reserved = -1, self._reserved[1]  # what was copied may not be what it will be
         self._steps.clear()
         self._whole.clear()
 
-    def raw(self, only_live: bool) -> memoryview:
+    @property
+    def in_place(self) -> Name | None:
+        """Where the weights are made, frozen ones included."""
+        return self._weights.memory.name
+
+    @property
+    def name(self) -> Name | None:
+        """Where the newest version lies, for those who can see it; nothing frozen is there."""
+        self._settle()
+        return self._copies[self.newest].name
+
+    def raw(self, only_live: bool) -> list[memoryview]:
         """The newest version as it is."""
+        self._settle()
+        live = self._copies[self.newest].bytes
+        return [live] if only_live or self.has_all else [live, self._frozen]
+
+    def _settle(self) -> None:
+        """If it was rounded on its way: until then it is not what the nodes will have."""
         if self.newest in self._steps and self._steps[self.newest].codec not in LOSSLESS:
-            wait(self._steps[self.newest].parts)  # until then it is not what the nodes will have
-        return self._view[: self.live_nbytes] if only_live else self._view
+            wait(self._steps[self.newest].parts)
 
     def since(self, version: int) -> list[Encoded]:
         """What leads from `version` to the newest; nothing, if it does not, or is longer than all of it."""
@@ -100,12 +120,16 @@ class Versions:
     def whole(self, codec: str, only_live: bool) -> Encoded:
         """The newest version, encoded without anything to compare it with."""
         if (codec, only_live) not in self._whole:
-            self.raw(only_live)
-            copy, pieces = self._copies[self.newest], self._live if only_live else self._all
-            parts = self._encoders.begin(codec, lambda piece: encode(piece, codec, copy), pieces)
+            self._settle()
+            copy, pieces = self._copies[self.newest].raw, self._live if only_live else self._all
+            parts = self._encoders.begin(codec, lambda piece: encode(piece, codec, self._holding(piece, copy)), pieces)
             self._whole[codec, only_live] = Encoded(codec, parts)
             self._reading.setdefault(self.newest, []).extend(parts)
         return self._whole[codec, only_live]
+
+    def _holding(self, piece: Piece, copy: torch.Tensor) -> torch.Tensor:
+        """What is frozen was never copied."""
+        return copy if piece.end <= self.live_nbytes else self._weights.raw
 
     def sample(self) -> tuple[Bytes, int, Floats] | None:
         """What changed since the newest version was opened, for trying codecs: the difference of the bit patterns, the
@@ -114,11 +138,12 @@ class Versions:
         pieces = [piece for piece in self._live if piece.may_lose and piece.dtype == self._live[0].dtype]
         if self.newest not in self._copies or not pieces:
             return None
+        last = self._copies[self.newest].raw
         places = [
             slice(piece.start, min(piece.end, piece.start + SAMPLE_NBYTES))
             for piece in pieces[:: -(-len(pieces) // SAMPLES)]
         ]
-        new, old = (torch.cat([raw[here] for here in places]) for raw in (self._weights.raw, self._copies[self.newest]))
+        new, old = (torch.cat([raw[here] for here in places]) for raw in (self._weights.raw, last))
         change = new.view(pieces[0].dtype) - old.view(pieces[0].dtype)
         return difference(new.numpy(), old.numpy(), pieces[0].width), pieces[0].width, floats(change)
 
@@ -132,11 +157,28 @@ class Versions:
                     del self._steps[useless]
                 return
 
-    def _copy(self, version: int, in_use: set[int]) -> torch.Tensor:
+    def reserve(self, version: int, in_flight: set[int]) -> Callable[[], None]:
+        """What copies the weights, when they are that version and before it is opened."""
+        copy = self._reserved[1] or self._room(in_flight | self._reading.keys() | {self.newest})
+        self._reserved = version, copy
+        return lambda: self._fill(copy)
+
+    def _copy(self, version: int, in_use: set[int]) -> Memory:
+        reserved, copy = self._reserved
+        if copy is None:
+            copy = self._room(in_use)
+        if reserved != version:
+            self._fill(copy)
+        self._reserved, self._copies[version] = (-1, None), copy
+        return copy
+
+    def _fill(self, copy: Memory) -> None:
+        copy.raw.copy_(self._weights.raw[: self.live_nbytes])
+
+    def _room(self, in_use: set[int]) -> Memory:
         """Memory of a copy that nobody sends from, or compares with, is used again."""
         free = [old for old in self._copies if old not in in_use]
-        copy = self._copies.pop(free[0]) if free else torch.empty_like(self._weights.raw)
+        copy = self._copies.pop(free[0]) if free else self._allocate(self.live_nbytes)
         for old in free[1:]:
-            del self._copies[old]
-        self._copies[version] = copy.copy_(self._weights.raw)
+            self._copies.pop(old).close()
         return copy

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import nn
 from wide.errors import TrainingFailed
 from wide.job.definition import Job
 from wide.job.loading import users_code
-from wide.job.seeding import generators, mix, seed_everything
+from wide.job.seeding import OwnGenerators, generators, mix, seed_everything
 
 
 class Descent:
@@ -26,9 +27,11 @@ class Descent:
         by_name = dict(model.named_parameters())
         self.parameters = [by_name[name] for name in trainable]
         with users_code("building the optimizer or its scheduler failed"):
-            self.optimizer = job.optimizer(list(model.parameters()))
+            self.optimizer = _optimizer(job, model)
             self.scheduler = job.scheduler(self.optimizer) if job.scheduler else None
         _check_closure(self.optimizer)
+        _check_metric(self.scheduler)
+        self._own = OwnGenerators(optimizer=self.optimizer, scheduler=self.scheduler)
         self.steps = 0
 
     @property
@@ -47,7 +50,8 @@ class Descent:
         """All that `go_on_from` needs."""
         with users_code("the optimizer or its scheduler cannot say what state it is in"):
             state_of = getattr(self.scheduler, "state_dict", lambda: None)
-            return {"steps": self.steps, "optimizer": self.optimizer.state_dict(), "scheduler": state_of()}
+            own = {name: value for name, value in vars(self.optimizer).items() if _is_own(name, value)}
+            return {"steps": self.steps, "optimizer": self.optimizer.state_dict(), "scheduler": state_of(), "own": own}
 
     def go_on_from(self, state: Mapping[str, Any]) -> str:
         """Go on where another one was; a scheduler that cannot tell where it is, is stepped until it is there. Returns
@@ -59,6 +63,7 @@ class Descent:
         with users_code("the optimizer or its scheduler does not take back its state"):
             self.optimizer.load_state_dict(state["optimizer"])
             self._keep_dtypes(state["optimizer"])
+            vars(self.optimizer).update(state.get("own", {}))
             if self.scheduler is not None and state["scheduler"] is not None:
                 self.scheduler.load_state_dict(self.scheduler.state_dict() | state["scheduler"])  # functions stay
                 self.steps = state["steps"]
@@ -86,6 +91,7 @@ class Descent:
             parameter.grad = gradient if touched >> i & 1 else None
         with generators, users_code("the optimizer's step failed"):
             seed_everything(mix(self._seed, number))  # for optimizers that add noise
+            self._own.seed(mix(self._seed, number))
             if self._clip_norm is not None:
                 nn.utils.clip_grad_norm_(self.parameters, self._clip_norm)
             self.optimizer.step()
@@ -107,6 +113,41 @@ class Descent:
         with warnings.catch_warnings():  # torch would like to see a step of the optimizer first; a late comer has none
             warnings.filterwarnings("ignore", "Detected call of .lr_scheduler.step", UserWarning)
             self.scheduler.step()
+
+
+def _is_own(name: str, value: Any) -> bool:
+    """An attribute of an optimizer that its state dict does not have: a counter, a history, slow weights."""
+    return name not in ("state", "param_groups", "defaults") and not name.startswith("_") and _is_plain(value)
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple | deque):
+        return all(_is_plain(item) for item in value)
+    if isinstance(value, dict):
+        return all(isinstance(key, str | int) and _is_plain(item) for key, item in value.items())
+    is_tensor = isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter)
+    return is_tensor or value is None or isinstance(value, bool | int | float | str)
+
+
+def _optimizer(job: Job, model: nn.Module) -> torch.optim.Optimizer:
+    try:
+        optimizer: torch.optim.Optimizer = job.optimizer(list(model.parameters()))
+    except AttributeError as error:
+        if "'list' object has no attribute" not in str(error):
+            raise
+        raise TrainingFailed(
+            f"optimizer is given the list of the model's parameters, not the model ({error}): write "
+            "optimizer=lambda params: torch.optim.SGD(params, lr=0.1)"
+        ) from None
+    return optimizer
+
+
+def _check_metric(scheduler: Any) -> None:
+    if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        raise TrainingFailed(
+            "ReduceLROnPlateau needs a metric whenever it is stepped, which is once per update here: use a scheduler "
+            "that goes by steps, such as CosineAnnealingLR"
+        )
 
 
 def _check_closure(optimizer: torch.optim.Optimizer) -> None:

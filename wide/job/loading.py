@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import os
+import stat
 import sys
+import sysconfig
+import threading
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +16,11 @@ from pathlib import Path
 from wide.errors import TrainingFailed, UsageError, WideError
 from wide.job.definition import Job
 
+GUARD = 'if __name__ == "__main__":'
+_importing: list[Path] = []  # files that are being imported right now
 _loaded: dict[Path, object] = {}  # so that a process forked from a warm parent need not run the file again
+_runs_again: set[str] = set()  # unless it must: these modules it brought along
+_ran_in = 0  # the process in which that was so last
 
 
 def split_spec(spec: str) -> tuple[Path, str]:
@@ -44,7 +52,45 @@ def load(spec: str) -> Job:
     return job
 
 
+def load_ahead(spec: str) -> None:
+    """In a process that others are forked from. Files that it opened would have one position for all of them, and
+    threads do not survive a fork: where there are any, each process runs the file again.
+    """
+    global _ran_in
+    before, modules = _open_files(), set(sys.modules)
+    load(spec)
+    if _open_files() - before or threading.active_count() > 1:
+        _runs_again.update(name for name in set(sys.modules) - modules if _is_users(sys.modules[name]))
+        _ran_in = os.getpid()
+
+
+def _open_files() -> set[str]:
+    """The regular files that this process has open."""
+    found = set()
+    with contextlib.suppress(OSError):  # not every system has it
+        for number in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):
+                if stat.S_ISREG(os.fstat(int(number)).st_mode):
+                    found.add(f"{number} {os.readlink(f'/proc/self/fd/{number}')}")
+    return found
+
+
+def _is_users(module: object) -> bool:
+    file = getattr(module, "__file__", None)
+    return isinstance(file, str) and not file.startswith(tuple(sysconfig.get_paths().values()))
+
+
+def _forget() -> None:
+    global _ran_in
+    for name in _runs_again:
+        sys.modules.pop(name, None)
+    _loaded.clear()
+    _ran_in = os.getpid()
+
+
 def _module(path: Path) -> object:
+    if _runs_again and _ran_in != os.getpid():
+        _forget()
     if path in _loaded:
         return _loaded[path]
     spec = importlib.util.spec_from_file_location(f"wide_job_{path.stem}", path)
@@ -53,14 +99,38 @@ def _module(path: Path) -> object:
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # data sets that pickle their items, and dataclasses, look themselves up here
     sys.path.insert(0, str(path.parent))  # its neighbours can be imported, as with `python file.py`
+    arguments, sys.argv = sys.argv, [str(path)]  # the command's own are not for it
+    from wide.job.seeding import seed_everything  # needs torch, as every job does
+
+    seed_everything(0)  # what the file draws while it is imported is the same on every machine
+    _importing.append(path)
     try:
         spec.loader.exec_module(module)
     except UsageError:
         raise
+    except SystemExit as stop:
+        raise UsageError(
+            f"{path}: it ended Python while it was imported ({describe(stop, path)}): every process imports a job's "
+            f"file, so put what the script does, argparse and sys.exit too, under {GUARD}"
+        ) from None
     except Exception as error:
         raise UsageError(f"{path}: importing it failed: {describe(error, path)}", traceback.format_exc()) from None
+    finally:
+        sys.argv = arguments
+        _importing.pop()
     _loaded[path] = module
     return module
+
+
+def check_not_importing() -> None:
+    """A script that trains while its file is being imported for training would never come to an end."""
+    if _importing:
+        path = _importing[-1]
+        frames = [frame for frame in traceback.extract_stack() if Path(frame.filename) == path]
+        line = f":{frames[-1].lineno}" if frames else ""
+        raise UsageError(
+            f"{path.name}{line}: it calls wide.run while it is imported by another command: put that call under {GUARD}"
+        )
 
 
 def describe(error: BaseException, path: Path | None = None) -> str:
@@ -86,6 +156,6 @@ def users_code(doing: str) -> Iterator[None]:
         yield
     except WideError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         details = "".join(traceback.format_exception(error))
         raise TrainingFailed(f"{doing}: {describe(error)}", details) from None

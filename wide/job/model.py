@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
-from collections import UserDict
+import itertools
+from collections import UserDict, deque
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from wide.errors import TrainingFailed
 from wide.job.definition import Job
 from wide.job.loading import users_code
-from wide.job.seeding import seed_everything
+from wide.job.reach import reach
+from wide.job.seeding import OwnGenerators, seed_everything
 
 
 def build_model(job: Job, seed: int) -> nn.Module:
     """The job's model; its initial weights follow from the seed."""
+    OwnGenerators(model=job.model).rewind()
     seed_everything(seed)
     with users_code("model() failed"):
         model = job.model()
     if not isinstance(model, nn.Module):
         raise TrainingFailed(f"model() returned {type(model).__name__}, not a torch.nn.Module")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise TrainingFailed(
+            "model() returned a torch.jit module, which cannot be looked into: return the module itself"
+        )
+    for name, parameter in model.named_parameters():
+        if is_lazy(parameter):
+            raise TrainingFailed(f"parameter {name!r} is lazy: run one forward pass inside model() to shape it")
     if not model.training:  # as a pretrained one comes; parts of it that were put into eval mode by hand stay so
         model.train()
     return model
@@ -54,3 +66,59 @@ def check_loss(loss: Any) -> torch.Tensor:
     if not loss.requires_grad:
         raise TrainingFailed("loss does not depend on any trainable parameter: was it detached, or is all frozen?")
     return loss
+
+
+def check_aliases(model: nn.Module, loss: Any) -> None:
+    """Parameters get memory of their own. What looks at it by another name would look at an old copy."""
+    parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.numel()}
+    seen = {id(parameter) for parameter in parameters.values()}
+    others: list[tuple[str, Any]] = [(f"buffer {name}", buffer) for name, buffer in model.named_buffers()]
+    made = _made_anew(model)
+    for place in reach(model=model, loss=loss).places:
+        if (id(place.owner), place.key) not in made:
+            others += [(place.name, tensor) for tensor in _tensors(place.get())]
+    homes = [(*_bytes_of(parameter), name) for name, parameter in parameters.items()]
+    for (_, end, one), (start, _, other) in itertools.pairwise(sorted(homes)):
+        if start < end:
+            home, name = (name for _, _, name in homes if name in (one, other))
+            _refuse_alias(f"parameter {name}", home)
+    for name, other in others:
+        if id(other) in seen or other.layout is not torch.strided or not other.numel():
+            continue
+        first, last = _bytes_of(other)
+        for start, end, home in homes:
+            if first < end and start < last:
+                _refuse_alias(name, home)
+
+
+def _refuse_alias(name: str, home: str) -> None:
+    raise TrainingFailed(
+        f"{name} shares its memory with parameter {home}, and would not follow it: use the parameter itself "
+        "(one Parameter under two names is fine), or clone() it"
+    )
+
+
+def _bytes_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """Where the first of its bytes lies, and where the last one ends."""
+    span = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+    return tensor.data_ptr(), tensor.data_ptr() + span * tensor.element_size()
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    """In a plain value: itself, or what a container holds."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, np.ndarray):
+        return [torch.from_numpy(value)] if value.flags.writeable and value.dtype.kind in "fiuc" else []
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple | deque) else ()
+    return [item for item in items if isinstance(item, torch.Tensor)]
+
+
+def _made_anew(model: nn.Module) -> set[tuple[int, str]]:
+    """Attributes that torch's own hooks (the old spectral_norm and weight_norm) set again before every forward."""
+    return {
+        (id(module.__dict__), hook.name)
+        for module in model.modules()
+        for hook in module._forward_pre_hooks.values()
+        if type(hook).__module__.startswith("torch.nn.utils.") and hasattr(hook, "name")
+    }

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset,
 from wide.errors import TrainingFailed
 from wide.job.definition import Job
 from wide.job.loading import users_code
-from wide.job.seeding import generators, mix, seed_everything
+from wide.job.seeding import OwnGenerators, generators, mix, seed_everything
 
 PROBES = 5  # samples that machines compare
 
@@ -22,6 +22,7 @@ class Samples:
     """The job's data set, opened once; `batch(ids, seed)` is what DataLoader would have given for those ids."""
 
     def __init__(self, job: Job, seed: int) -> None:
+        OwnGenerators(dataset=job.dataset).rewind()
         seed_everything(seed)  # a random split, or random data, is the same on every machine
         with users_code("dataset() failed"):
             self._dataset = job.dataset()
@@ -30,6 +31,8 @@ class Samples:
             self._length = len(self._dataset)
         self._collate: Callable[[list[Any]], Any] = job.collate or default_collate
         self._gather = _gatherer(self._dataset) if job.collate is None else None
+        self.roots = {"dataset": self._dataset, "collate": job.collate} if self._gather is None else {}
+        self._own = OwnGenerators(**self.roots)
 
     def __len__(self) -> int:
         return self._length
@@ -54,9 +57,19 @@ class Samples:
             return self._gather(ids)
         with generators:
             seed_everything(seed)
+            self._own.seed(seed)
             samples = self._fetch(ids.tolist())
-            with users_code("collate failed (samples of a batch must have the same shapes)"):
+            try:
                 return self._collate(samples)
+            except Exception:
+                why = _why_not(ids.tolist(), samples, is_own=self._collate is not default_collate)
+                with users_code(f"collate failed ({why})" if why else "collate failed"):
+                    raise
+
+    def first_batch(self, i: int, batch_size: int, seed: int, other: int = 0) -> Any:
+        """The i-th batch of the data as it lies, as step 0 would seed it (or in another way): for trying the job."""
+        ids = torch.arange(i * batch_size, min((i + 1) * batch_size, self._length))
+        return self.batch(ids, mix(seed, 0, i + other))
 
     def _fetch(self, ids: list[int]) -> list[Any]:
         many = getattr(self._dataset, "__getitems__", None)
@@ -71,6 +84,15 @@ class Samples:
             with users_code(f"the data set failed at sample {ids[len(samples)]}"):
                 raise
         return samples
+
+
+def _why_not(ids: list[int], samples: list[Any], is_own: bool) -> str:
+    """The likeliest reason why samples cannot be put together; of a collate of the user's own only what is plain."""
+    for i, sample in zip(ids, samples, strict=False):
+        parts = list(sample.values()) if isinstance(sample, dict) else sample
+        if sample is None or (isinstance(parts, list | tuple) and any(part is None for part in parts)):
+            return f"sample {i} is, or has, a None: leave it out, or give it a value"
+    return "" if is_own else "samples of a batch must have the same shapes"
 
 
 def _check_kind(dataset: Any) -> None:

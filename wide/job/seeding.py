@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import random
 import threading
+from typing import Any
 
 import numpy as np
 import torch
 
-generators = threading.Lock()  # they belong to the process: whoever seeds them and then runs the user's code holds this
+from wide.job.reach import reach
+
+generators = (
+    threading.RLock()
+)  # they belong to the process: whoever seeds them and then runs the user's code holds this
+_first_states: dict[int, tuple[Any, Any]] = {}  # the user's own generators, as they were before anybody drew from them
 
 
 def mix(seed: int, *path: int) -> int:
@@ -24,4 +30,55 @@ def seed_everything(seed: int, device: torch.device | None = None) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     if device is not None:
-        torch.get_device_module(device).manual_seed(seed)
+        seed_device(seed, device)
+
+
+def seed_device(seed: int, device: torch.device) -> None:
+    """That device's own generator: manual_seed of its module seeds the current one's, which may be another."""
+    module = torch.get_device_module(device)
+    if hasattr(module, "default_generators") and device.index is not None:
+        module.init()
+        module.default_generators[device.index].manual_seed(seed)
+    else:
+        module.manual_seed(seed)
+
+
+class OwnGenerators:
+    """The generators that the user's objects and functions have for themselves, wherever they keep them."""
+
+    def __init__(self, **roots: Any) -> None:
+        self._all = reach(**roots).generators
+
+    def seed(self, seed: int) -> None:
+        """Like the global ones, for a batch; each has numbers of its own."""
+        for i, generator in enumerate(self._all, 1):
+            own = mix(seed, i)
+            if isinstance(generator, torch.Generator):
+                generator.manual_seed(own)
+            elif isinstance(generator, np.random.Generator):
+                generator.bit_generator.state = type(generator.bit_generator)(own).state
+            else:
+                generator.seed(own % 2**32)
+
+    def rewind(self) -> None:
+        """As they were when they were first seen: model() and dataset() find them so, however often they are called."""
+        for generator in self._all:
+            if id(generator) not in _first_states:
+                _first_states[id(generator)] = generator, _state(generator)
+            else:
+                _set_state(generator, _first_states[id(generator)][1])
+
+
+def _state(generator: Any) -> Any:
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()
+
+
+def _set_state(generator: Any, state: Any) -> None:
+    if isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    elif isinstance(generator, random.Random):
+        generator.setstate(state)
+    else:
+        generator.set_state(state)

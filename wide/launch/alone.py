@@ -4,6 +4,7 @@ reference for every other one.
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 from typing import Any
@@ -17,10 +18,11 @@ from wide.coordinator.picture import picture
 from wide.coordinator.queue import EventQueue
 from wide.coordinator.record import Record
 from wide.coordinator.run import Run
-from wide.errors import TrainingFailed
+from wide.errors import ParametersMoved, TrainingFailed
 from wide.exchange.exchange import NOT_FINITE
 from wide.job.definition import Job
 from wide.job.samples import Samples
+from wide.node.carried import Carried
 from wide.node.evaluator import on_copy
 from wide.node.selfcheck import SelfCheck
 from wide.node.trainer import Enough, Place, Trainer
@@ -39,10 +41,13 @@ class EvaluatesHere:
 
     def __init__(self, job: Job, model: torch.nn.Module, record: Record) -> None:
         self._job, self._model, self._record = job, model, record
+        self.is_wanted = job.evaluate is not None
 
-    def ask(self, epoch: int, step: int, weights: Flat) -> None:
-        if self._job.evaluate is None:
-            return
+    def copy(self, weights: Flat) -> memoryview:
+        """They are evaluated at once."""
+        return weights.bytes
+
+    def ask(self, epoch: int, step: int, weights: memoryview) -> None:
         try:
             metrics = on_copy(self._job, self._model, self._record.schedule.seed)
         except TrainingFailed as error:
@@ -66,7 +71,10 @@ class Alone:
                 "go on with at least one node"
             )
         self._traffic = {totals.node: totals.traffic for totals in course.start.nodes} | {ME: Traffic()}
-        self._trainer = Trainer(job, course.schedule.seed, device, course.master.spare)
+        moved = course.master.moved
+        self._trainer = Trainer(job, course.schedule.seed, device, course.master.spare, moved)
+        self._job = job
+        self._carried: Carried | None = None
         if checks and self._trainer.is_on_cpu:
             self._try_job(job)
         record.node_joined(ME, "alone", socket.gethostname(), os.getpid())
@@ -81,7 +89,11 @@ class Alone:
         self._looked_at = -LOOK_S
 
     def _try_job(self, job: Job) -> None:
-        if problem := SelfCheck(self._trainer, self._samples, job.batch_size).problem():
+        samples, size, seed = self._samples, job.batch_size, self._course.schedule.seed
+        count = -(-len(samples) // size)
+        self._carried = self._carried or Carried(self._trainer.namespaces, **self._trainer.roots, **samples.roots)
+        fetch = functools.partial(_first_batch, samples, size, seed)
+        if problem := SelfCheck(self._trainer, fetch, count, self._carried).problem():
             raise TrainingFailed(problem)
 
     def train(self) -> None:
@@ -96,7 +108,7 @@ class Alone:
                     self._decide(events.Ticked())
                 self._look()
         except TrainingFailed as error:
-            self._queue.clear()
+            self._queue.finish()
             if self.run.is_between_versions:
                 self._decide(events.RunFailed(str(error), error.details))  # what was trained until then is kept
             raise
@@ -140,13 +152,18 @@ class Alone:
             step, batch = fetch[i]
             return self._samples.batch(schedule.ids(step, batch, batch + 1), trainer.seed_of(step.number, batch))
 
+        began = self._now()
         try:
             flat, losses = trainer.compute(places, batch_at)
         except Enough:
             return
+        except ParametersMoved:
+            raise
         except TrainingFailed as error:
             self._decide(events.WorkFailed(ME, grant.lease, at, str(error), error.details))
             return
+        if self._carried is not None and self._carried.has_news(self._now() - began):
+            self._try_job(self._job)
         problem = "" if flat.is_finite() else NOT_FINITE
         self.run.take(grant.lease, self._own(flat), [place.samples for place in places], losses)
         self._decide(events.UpdateArrived(ME, grant.lease, problem, batches=len(losses)))
@@ -174,3 +191,7 @@ class Alone:
         views = tuple(NodeView(totals, None, is_silent=False, leases=1) for totals in self.totals())
         self._course.window.latest = picture(self.pool, record, views, now)
         record.series([view.totals for view in views], now)
+
+
+def _first_batch(samples: Samples, size: int, seed: int, i: int, other: int) -> Any:
+    return samples.first_batch(i, size, seed, other)

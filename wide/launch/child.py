@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import multiprocessing
 import os
 import signal
@@ -11,28 +12,31 @@ import sys
 import threading
 from multiprocessing.connection import Connection as Pipe
 from multiprocessing.connection import wait
-from types import FrameType
+from typing import NoReturn
 
 import msgspec
 import torch
 
 from wide.config import Options
-from wide.errors import UsageError, WideError
+from wide.errors import NotYet, UsageError, WideError
 from wide.job.definition import Job
-from wide.job.loading import load, split_spec
+from wide.job.loading import load
+from wide.job.settings import use_settings
 from wide.launch.crew import Crew, LocalNodes, Member
-from wide.launch.training import Training
+from wide.launch.signals import BEFORE, on_signals
+from wide.launch.training import Origin, Training
 from wide.node.evaluator import Evaluator
 from wide.node.greeting import Identity, default_nodes, introduce, pick_device
 from wide.node.membership import Membership
 from wide.telemetry.log import log, logging_to
+from wide.transport.endpoint import Endpoint
 from wide.transport.tcp import SILENCE_S
 
-RETRY_S = 60.0  # a node that was paused finds its pool again
+RETRY_S = math.inf  # a node of our own ends with its coordinator, however long that opens its data
 
 
 def coordinate(
-    job: str | bytes, name: str, options: Options, command: list[str], is_relayed: bool, parent: Pipe
+    job: str | bytes, name: str, options: Options, command: list[str], spec: str, relay: str, parent: Pipe
 ) -> None:
     """Train, or plan, and tell the parent how it ended: ("result", JSON) or ("error", exit code, words, traceback).
 
@@ -40,46 +44,35 @@ def coordinate(
     """
     if hasattr(os, "setpgrp"):
         os.setpgrp()
-    signal.signal(signal.SIGTERM, _not_begun)
-    if is_relayed:
-        sys.stderr = _Relay(parent)
+
+    def end(number: int, why: str) -> NoReturn:
+        """The signal that this process gets stands for the one that its parent got."""
+        with contextlib.suppress(OSError):
+            parent.send_bytes(msgspec.json.encode(("error", 128 + number, why, "")))
+        os._exit(128 + number)
+
+    on_signals(lambda number, frame: end(number, BEFORE))
+    if relay:
+        sys.stderr = _Relay(parent, is_notebook=relay == "notebook")
     try:
-        answer: tuple[object, ...] = ("result", _train(job, name, options, command))
+        origin = Origin(command, spec, isinstance(job, bytes), end)
+        loaded = _job(job)
+        parent.send_bytes(msgspec.json.encode(("loaded",)))
+        answer: tuple[object, ...] = ("result", _train(loaded, job, name, options, origin))
     except WideError as error:
         answer = ("error", error.exit_code, str(error), error.details)
-    except NotBegun as stopped:
-        answer = ("error", stopped.exit_code, str(stopped), "")
     except KeyboardInterrupt:
         answer = ("error", 128 + signal.SIGINT, "interrupted", "")
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it is over; only the answer is left to be said
+    on_signals(signal.SIG_IGN)  # it is over; only the answer is left to be said
     with contextlib.suppress(OSError):  # a parent that was killed hears nothing
         parent.send_bytes(msgspec.json.encode(answer))
 
 
-class NotBegun(BaseException):
-    """A signal came while data and model were being built. No `except Exception` of the user's may keep it."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__("interrupted before training began")
-        self.exit_code = 128 + number
-
-
-def _not_begun(number: int, frame: FrameType | None) -> None:
-    raise NotBegun(number)
-
-
-def _train(job: str | bytes, name: str, options: Options, command: list[str]) -> str:
-    loaded = _job(job)
-    file = split_spec(job)[0] if isinstance(job, str) else None
-    training = Training(loaded, name, options, command, file)
-    came: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, frame: came.append(number))  # raised amid a fork, it would be lost
+def _train(loaded: Job, job: str | bytes, name: str, options: Options, origin: Origin) -> str:
+    training = Training(loaded, name, options, origin)
     launcher = LocalNodes(job, options, default_nodes(options))
     evaluates = loaded.evaluate is not None and not options.only_plans
     with contextlib.closing(Crew(job, options, launcher, evaluates)) as crew:
-        signal.signal(signal.SIGTERM, _not_begun)
-        if came:
-            _not_begun(came[0], None)
         threading.Thread(target=_end_with_parent, daemon=True).start()
         result = training.train(crew)
         return training.plan_words if options.only_plans else result.to_json()
@@ -88,8 +81,8 @@ def _train(job: str | bytes, name: str, options: Options, command: list[str]) ->
 class _Relay:
     """A stderr for coordinators of notebooks, whose cells the process's own stderr would not reach."""
 
-    def __init__(self, parent: Pipe) -> None:
-        self._parent = parent
+    def __init__(self, parent: Pipe, is_notebook: bool) -> None:
+        self._parent, self.is_notebook = parent, is_notebook
 
     def write(self, text: str) -> int:
         self._parent.send_bytes(msgspec.json.encode(("log", text)))
@@ -107,6 +100,8 @@ def serve_pool(member: Member) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    with contextlib.suppress(AttributeError, OSError):  # not every system has it, or allows it
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # do not cut in on the coordinator that wakes us
     name = f"local-{member.index}" if member.role == "node" else "evaluator"
     with logging_to("verbose" if member.log == "verbose" else "silent"):
         try:
@@ -116,12 +111,19 @@ def serve_pool(member: Member) -> None:
                 dial = functools.partial(member.endpoint.dial, SILENCE_S)
                 Membership(dial, identity, lambda: _job(member.job)).last(RETRY_S)
             else:
-                connection, job = member.endpoint.dial(), _job(member.job)
-                torch.set_num_threads(job.threads)
-                Evaluator(connection, job, introduce(connection, identity, job.threads)).work()
+                _evaluate(member.endpoint, identity, _job(member.job))
         except WideError as error:
             log.debug("%s: %s", name, error)
             sys.exit(error.exit_code)
+
+
+def _evaluate(endpoint: Endpoint, identity: Identity, job: Job) -> None:
+    """Until the run is over; should it begin anew, so does this."""
+    torch.set_num_threads(job.threads)
+    code = NotYet.exit_code
+    while code == NotYet.exit_code:
+        with contextlib.closing(endpoint.dial()) as connection:
+            code = Evaluator(connection, job, introduce(connection, identity, job.threads)).work().exit_code
 
 
 def _job(job: str | bytes) -> Job:
@@ -130,10 +132,13 @@ def _job(job: str | bytes) -> Job:
     import cloudpickle  # from a parent to its own child: the only place where this is allowed
 
     try:
-        loaded: Job = cloudpickle.loads(job)
+        wanted, loaded = cloudpickle.loads(job)
     except Exception as error:
         raise UsageError(f"the job could not be sent here ({error}): put it into a file of its own") from None
-    return loaded
+    if wanted:
+        use_settings(wanted)
+    ready: Job = loaded
+    return ready
 
 
 def _end_with_parent() -> None:

@@ -1,8 +1,8 @@
 """A pool's door on this machine, and whoever was started to come in by it. Opened before the coordinator starts any
 thread, because it may have to fork.
 
-Where nodes come from is a launcher's business: `LocalNodes` starts processes here; `Elsewhere` waits for `wide join`.
-Another engine is another launcher.
+Where nodes come from is a launcher's business: `LocalNodes` starts processes here (`wide serve` none, unless it is told
+to). Another engine is another launcher.
 """
 
 from __future__ import annotations
@@ -40,12 +40,10 @@ class Member(msgspec.Struct, frozen=True):
 
 
 class LocalNodes:
-    """`count` node processes on this machine."""
+    """`count` node processes on this machine; if the pool is open, others may come by themselves."""
 
-    is_open = False
-
-    def __init__(self, job: str | bytes, options: Options, count: int) -> None:
-        self._job, self._options, self._count = job, options, count
+    def __init__(self, job: str | bytes, options: Options, count: int, is_open: bool = False) -> None:
+        self._job, self._options, self._count, self.is_open = job, options, count, is_open
         self._children = Children()
 
     def start(self, endpoint: Endpoint) -> None:
@@ -54,27 +52,12 @@ class LocalNodes:
             self._children.start("wide.launch.child", "serve_pool", member)
 
     def trouble(self) -> str:
-        if not self._children.are_all_gone:
+        if self.is_open or not self._children.are_all_gone:
             return ""
         return f"all nodes are gone, their exit codes: {self._children.exit_codes()}; --log verbose tells more"
 
     def close(self) -> None:
         self._children.stop(GRACE_S)
-
-
-class Elsewhere:
-    """Nodes come by themselves, whenever they like."""
-
-    is_open = True
-
-    def start(self, endpoint: Endpoint) -> None:
-        """That is done on other machines."""
-
-    def trouble(self) -> str:
-        return ""
-
-    def close(self) -> None:
-        """They end by themselves, too."""
 
 
 class Crew:

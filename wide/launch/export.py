@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from wide.errors import TrainingFailed, UsageError
-from wide.launch.folder import CHECKPOINTS, DATABASE
-from wide.telemetry.log import log
+from wide.errors import UsageError
+from wide.launch.load import newest_in
 
 
 def export(run: str, file: str | None, is_forced: bool) -> Path:
@@ -15,21 +14,13 @@ def export(run: str, file: str | None, is_forced: bool) -> Path:
     import torch
     from safetensors.torch import save_file
 
-    from wide.store import checkpoint
-
     folder = Path(run)
-    if not (folder / DATABASE).exists():
-        raise UsageError(f"{folder}: there is no run in it (no {DATABASE}); give a run's folder, such as runs/…")
     path = Path(file) if file is not None else Path(f"{folder.resolve().name}.safetensors")
     if path.suffix not in (".safetensors", ".pt"):
         raise UsageError(f"{path}: expected a file that ends in .safetensors or .pt")
     if path.exists() and not is_forced:
         raise UsageError(f"{path} exists already: choose another name, or say --force")
-    if not checkpoint.is_any(folder / CHECKPOINTS):
-        raise TrainingFailed(f"{folder} has no checkpoint yet: its run has only just begun, or never got that far")
-    _, newest, problems = checkpoint.newest(folder / CHECKPOINTS)
-    for problem in problems:
-        log.warning("%s", problem)
+    newest = newest_in(folder)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         temporary.touch()  # what does not work is said by Python, in its own words

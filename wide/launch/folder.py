@@ -8,16 +8,19 @@ import time
 from pathlib import Path
 
 from wide.errors import UsageError
+from wide.job.loading import split_spec
+from wide.launch import story
 from wide.store.lock import FolderLock
 
+STAMP = r"\d{8}-\d{6}"
 DATABASE, CHECKPOINTS, LOG = "run.db", "checkpoints", "log.jsonl"
 
 
 class RunFolder:
     """`path`, which nobody else writes to until `close`; `holds_run`: there is one to be resumed."""
 
-    def __init__(self, out: Path | None, resume: str | None, name: str) -> None:
-        found = _find(out, resume, name) if resume is not None else None
+    def __init__(self, out: Path | None, resume: str | None, name: str, job: Path | None = None) -> None:
+        found = _find(out, resume, name, job) if resume is not None else None
         self.path = found or _make(out, name)
         self.holds_run = found is not None
         try:
@@ -29,8 +32,8 @@ class RunFolder:
         self._lock.close()
 
 
-def _find(out: Path | None, resume: str, name: str) -> Path | None:
-    """The run to go on with. `auto`: the one in --out, or this job's newest; None, if there is none yet."""
+def _find(out: Path | None, resume: str, name: str, job: Path | None) -> Path | None:
+    """The run to go on with. `auto`: the one in --out, or this job's; None, if there is none yet."""
     if resume != "auto":
         path = Path(resume)
         if not (path / DATABASE).exists():
@@ -41,12 +44,30 @@ def _find(out: Path | None, resume: str, name: str) -> Path | None:
     if out is not None:
         return out if (out / DATABASE).exists() else None
     runs = [path for path in Path("runs").glob("*") if (path / DATABASE).exists() and _is_of(path, name)]
-    return max(runs, key=lambda path: path.name, default=None)
+    newest = max(runs, key=lambda path: path.name, default=None)
+    return _only([newest] if newest is not None else [], _made_with_out(job) if job is not None else [])
+
+
+def _made_with_out(job: Path) -> list[Path]:
+    """Runs of this job in folders that somebody named, here or one further down."""
+    found = [path.parent for pattern in ("*", "*/*") for path in Path().glob(f"{pattern}/{story.FILE}")]
+    own = {folder for folder in found if folder.parent != Path("runs") or not re.match(STAMP, folder.name)}
+    return sorted(folder for folder in own if split_spec(story.spec_of(folder))[0] == job.absolute())
+
+
+def _only(newest: list[Path], named: list[Path]) -> Path | None:
+    """The only one; or the only one that is not finished."""
+    all_of_them = [*newest, *named]
+    unfinished = [path for path in all_of_them if story.is_unfinished(path)]
+    if len(all_of_them) > 1 and len(unfinished) != 1:
+        choices = ", ".join(f"--resume {path}" for path in all_of_them[:4])
+        raise UsageError(f"--resume auto: there are several runs of this job; say which one: {choices}")
+    return next(iter(unfinished if len(all_of_them) > 1 else all_of_them), None)
 
 
 def _is_of(path: Path, name: str) -> bool:
     """runs/20261116-044036-digits, or …-digits-2 if several began in one second."""
-    return re.fullmatch(rf"\d{{8}}-\d{{6}}-{re.escape(name)}(-\d+)?", path.name) is not None
+    return re.fullmatch(rf"{STAMP}-{re.escape(name)}(-\d+)?", path.name) is not None
 
 
 def _make(out: Path | None, name: str) -> Path:

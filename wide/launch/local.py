@@ -7,10 +7,12 @@ from __future__ import annotations
 import contextlib
 import copyreg
 import functools
+import math
 import os
 import signal
 import sys
-import threading
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -20,19 +22,28 @@ from typing import Any, Self
 import msgspec
 
 from wide.config import Options, resolve
+from wide.dashboard.progress import counted
+from wide.dashboard.terminal import FIRST_S, PIPED_S
 from wide.errors import BY_EXIT_CODE, Interrupted, TrainingFailed, UsageError, WideError
 from wide.job.definition import Job
-from wide.job.loading import find, load
+from wide.job.loading import check_not_importing, find, load
 from wide.launch.processes import CONTEXT, Children, warm_up
 from wide.launch.result import Result, from_json
+from wide.launch.signals import on_signals, say_and_end
+
+ASK_AGAIN_S = 1.0
 
 
 def run_file(spec: str, options: Options) -> Result:
     """`wide run FILE`. With nodes, the file is run by the children only; the result carries no model."""
     path, _ = find(spec)
+    _first_words(path.name, options)
     if options.node_count == 0:
+        from wide.job.compiler import put_off
+
+        put_off()
         with contextlib.redirect_stdout(sys.stderr):  # stdout is for the result alone
-            return _run_here(load(spec), path.stem, options, path)
+            return _run_here(load(spec), path.stem, options, spec, is_python=False)
     return from_json(_run_in_child(spec, path.stem, options))
 
 
@@ -46,15 +57,37 @@ def run_job(job: Job, **given: Any) -> Result:
     """`wide.run(job, …)`, from a script or a notebook."""
     if not isinstance(job, Job):
         raise UsageError(f"wide.run needs a wide.Job, got {type(job).__name__}")
+    check_not_importing()
+    _check_contexts()
     options = resolve(given, os.environ)
     script = getattr(sys.modules["__main__"], "__file__", None)
     name = Path(script).stem if script else "notebook"
+    _first_words(name, options)
     if options.node_count == 0:
-        return _run_here(job, name, options, Path(script) if script else None)
-    result = from_json(_run_in_child(_pickled(job), name, options))
+        return _run_here(job, name, options, script or "", is_python=True)
+    result = from_json(_run_in_child(_pickled(job), name, options, script or ""))
     from wide.store.weights import load_weights
 
     return replace(result, model=load_weights(job.model(), Path(result.run_dir)))
+
+
+def _check_contexts() -> None:
+    """What is switched on around the call would reach one process, and not the others."""
+    if (torch := sys.modules.get("torch")) is not None:
+        is_on = {
+            "torch.no_grad()": not torch.is_grad_enabled(),
+            "torch.inference_mode()": torch.is_inference_mode_enabled(),
+            "torch.autocast()": torch.is_autocast_enabled() or torch.is_autocast_enabled("cpu"),
+        }
+        for name in [name for name, value in is_on.items() if value]:
+            raise UsageError(f"wide.run was called within {name}: call it outside, and use that within the loss")
+
+
+def _first_words(name: str, options: Options) -> None:
+    """Before anything that takes a while, for whoever looks at a screen: loading torch takes seconds."""
+    if options.log != "silent" and (sys.stderr.isatty() or "ipykernel" in sys.modules):
+        where = "in this process" if options.node_count == 0 else f"on {counted(options.node_count, 'node')}"
+        print(f"wide: training {name} {where}; loading torch and the job …", file=sys.stderr, flush=True)
 
 
 def _pickled(job: Job) -> bytes:
@@ -63,12 +96,21 @@ def _pickled(job: Job) -> bytes:
 
     copyreg.dispatch_table[functools._lru_cache_wrapper] = _cached_function  # cloudpickle would send a name only
     try:
-        pickled: bytes = cloudpickle.dumps(job)
+        pickled: bytes = cloudpickle.dumps((_settings(), job))
     except Exception as error:
         raise UsageError(f"the job cannot be sent to node processes ({error}): put it into a file of its own") from None
     finally:
         del copyreg.dispatch_table[functools._lru_cache_wrapper]
     return pickled
+
+
+def _settings() -> dict[str, Any]:
+    """torch's global ones, as the script has made them; if it has not imported torch, they are torch's own."""
+    if "torch" not in sys.modules:
+        return {}
+    from wide.job.settings import settings
+
+    return settings()
 
 
 def _cached_function(function: Any) -> Any:
@@ -81,43 +123,59 @@ def _cache_again(parameters: dict[str, Any], function: Any) -> Any:
     return functools.lru_cache(**parameters)(function)
 
 
-def _run_here(job: Job, name: str, options: Options, file: Path | None = None) -> Result:
-    from wide.launch.training import Training
+def _run_here(job: Job, name: str, options: Options, spec: str, is_python: bool) -> Result:
+    from wide.launch.training import Origin, Training
 
-    return Training(job, name, options, sys.argv, file).train(crew=None)
+    origin = Origin(sys.argv, spec, is_python, None if is_python else say_and_end)
+    return Training(job, name, options, origin).train(crew=None)
 
 
-def _run_in_child(job: str | bytes, name: str, options: Options) -> bytes:
+def _run_in_child(job: str | bytes, name: str, options: Options, script: str = "") -> bytes:
     """The coordinator's answer."""
     ours, theirs = CONTEXT.Pipe(duplex=False)
-    arguments = (job, name, options, list(sys.argv), not _is_own_stderr(), theirs)
+    spec = job if isinstance(job, str) else script
+    relay = "" if _is_own_stderr() else "notebook" if "ipykernel" in sys.modules else "plain"
+    arguments = (job, name, options, list(sys.argv), spec, relay, theirs)
     with _Signals() as signals:
-        warm_up(job if isinstance(job, str) else "", nodes_optimize=options.strategy in ("local", "auto"))
+        warm_up(job if isinstance(job, str) else "")
         process = Children().start("wide.launch.child", "coordinate", *arguments, may_have_children=True)
         theirs.close()
         signals.pass_to(process.pid)
-        answer = _answer(ours)
+        answer = _answer(ours, signals.ask_again, options.log != "silent")
         process.join()
     if answer is not None and answer[0] == "result":
         words: str = answer[1]
         return words.encode()
     if signals.received:
-        raise Interrupted(answer[2] if answer else "interrupted before training began", signals.received[0])
+        words = answer[2] if answer else "interrupted, and the coordinator is gone; go on from its last checkpoint"
+        raise Interrupted(words, signals.received[0])
     if answer is None:
         words = f"the coordinator process ended unexpectedly (exit code {process.exitcode})"
         raise TrainingFailed(f"{words}: go on from its last checkpoint with --resume auto")
     _, exit_code, words, details = answer
+    if exit_code > 128:
+        raise Interrupted(words, exit_code - 128)  # somebody stopped the coordinator itself
     raise BY_EXIT_CODE.get(exit_code, WideError)(words, details)
 
 
-def _answer(pipe: Connection) -> list[Any] | None:
+def _answer(pipe: Connection, look_up: Callable[[], None], tells: bool) -> list[Any] | None:
     """What the coordinator says in the end; what it logs before that, where it cannot write to our stderr, is shown."""
+    began, due_s = time.monotonic(), FIRST_S if tells else math.inf
     try:
         while True:
+            while not pipe.poll(ASK_AGAIN_S):
+                look_up()
+                if (waited_s := time.monotonic() - began) > due_s:
+                    due_s += PIPED_S
+                    print(f"wide: still loading torch and the job ({waited_s:.0f} s)", file=sys.stderr, flush=True)
             said: list[Any] = msgspec.json.decode(pipe.recv_bytes())
+            due_s = math.inf  # whatever it is, it has begun
+            if said[0] == "loaded":
+                continue
             if said[0] != "log":
                 return said
             sys.stderr.write(said[1])
+            sys.stderr.flush()
     except EOFError:
         return None
 
@@ -131,9 +189,8 @@ def _is_own_stderr() -> bool:
 
 
 class _Signals:
-    """Ctrl-C and SIGTERM are passed on to the coordinator, as SIGTERM, and this process waits for it to end.
-
-    A second one ends the coordinator at once. The exit code tells which signal this process got.
+    """Ctrl-C and SIGTERM are passed on to the coordinator, as SIGTERM, and this process waits for it to end. The exit
+    code tells which signal this process got first.
     """
 
     def __init__(self) -> None:
@@ -142,9 +199,7 @@ class _Signals:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():  # elsewhere there can be no handlers
-            numbers = (signal.SIGINT, signal.SIGTERM)
-            self._before = {number: signal.signal(number, self._pass_on) for number in numbers}
+        self._before = on_signals(self._pass_on)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -154,14 +209,15 @@ class _Signals:
     def pass_to(self, pid: int | None) -> None:
         """From now on to this process, beginning with what came before it was there."""
         self._pid = pid
-        if self.received:
-            self._ask()
+        self.ask_again()
+
+    def ask_again(self) -> None:
+        """It may not have been able to hear it yet."""
+        if self._pid is not None and self.received:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGTERM)
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
         self.received.append(number)
-        self._ask()
-
-    def _ask(self) -> None:
-        if self._pid is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._pid, signal.SIGTERM)
+        if len(self.received) == 1:
+            self.ask_again()

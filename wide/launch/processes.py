@@ -17,26 +17,28 @@ from collections.abc import Iterator
 from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 
+from wide.launch.environment import add_wishes
+from wide.launch.signals import signals_held
+
 HAS_FORKSERVER = sys.platform not in ("darwin", "win32")
 JOB_VARIABLE = "WIDE_WARM_JOB"
-OPTIMIZER_VARIABLE = "WIDE_WARM_OPTIMIZER"
 CONTEXT = multiprocessing.get_context("forkserver") if HAS_FORKSERVER else multiprocessing.get_context("spawn")
 GRACE_S = 3.0
 _main_lock = threading.Lock()
 
 
-def warm_up(job_spec: str = "", nodes_optimize: bool = False) -> None:
-    """Begin to load torch, the job's file, and what nodes with optimizers need, where children will be forked from;
-    returns at once.
-    """
+def warm_up(job_spec: str = "") -> None:
+    """Begin to load torch and the job's file where children will be forked from; returns at once."""
     if HAS_FORKSERVER:
         CONTEXT.set_forkserver_preload(["wide.launch.warm"])
         os.environ[JOB_VARIABLE] = job_spec
-        os.environ[OPTIMIZER_VARIABLE] = "yes" if nodes_optimize else ""
+        added = add_wishes(os.environ)
         try:
-            forkserver.ensure_running()
+            with signals_held():
+                forkserver.ensure_running()
         finally:
-            del os.environ[JOB_VARIABLE], os.environ[OPTIMIZER_VARIABLE]
+            for name in (JOB_VARIABLE, *added):
+                del os.environ[name]
 
 
 class Children:
@@ -75,8 +77,12 @@ class Children:
 
 
 def _process_class() -> type[BaseProcess]:
-    """A process that was itself forked from the warm server forks its own children, as long as it has no threads."""
-    is_warm = HAS_FORKSERVER and multiprocessing.parent_process() is not None and threading.active_count() == 1
+    """A process that was itself forked from the warm server forks its own children, as long as it has no threads and
+    has not touched a GPU.
+    """
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)  # where it is in use already, it does not survive a fork
+    is_forkable = threading.active_count() == 1 and not (cuda is not None and cuda.is_initialized())
+    is_warm = HAS_FORKSERVER and multiprocessing.parent_process() is not None and is_forkable
     return multiprocessing.get_context("fork").Process if is_warm else CONTEXT.Process
 
 

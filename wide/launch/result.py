@@ -40,7 +40,8 @@ class Result:
         has_loss = self.loss_first is not None and self.loss_last is not None
         loss = f"loss {self.loss_first:.4g} → {self.loss_last:.4g}" if has_loss else "no update"
         return (
-            f"{self.steps} steps, {self.batches} batches in {self.seconds:.1f} s ({self.batches_per_s:.0f} batches/s), "
+            f"{self.steps} step{'s' * (self.steps != 1)}, {self.batches} batch{'es' * (self.batches != 1)} "
+            f"in {self.seconds:.1f} s ({self.batches_per_s:.0f} batches/s), "
             f"{loss}{metrics}; weights {self.weights_sha256[:12]}… in {self.run_dir}"
         )
 

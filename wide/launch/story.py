@@ -6,19 +6,19 @@ One entry for each process that coordinated the run; written whole, so that a ki
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import json
 import os
 import platform
 import socket
 import time
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
 from wide.config import Options, usable_cores
 from wide.errors import Interrupted, WideError
+from wide.job.loading import split_spec
 from wide.telemetry.log import log
 
 FILE = "run.json"
@@ -27,34 +27,44 @@ MOST_SOURCE_CHARS = 1 << 20
 
 
 class Story:
-    """Of the run in `folder`. `job` is the file's spec, if the job has a file."""
+    """Of the run in `folder`. `job` is the spec of its file, or empty if it has none."""
 
-    def __init__(self, folder: Path, command: list[str], job: Path | None, options: Options, version: str) -> None:
+    def __init__(self, folder: Path, command: list[str], job: str, options: Options, version: str) -> None:
         self._path = folder / FILE
         self._sessions = _read(self._path)
+        source = _source(job)
+        self._tell_changes(source)
         self._sessions.append(
             {
                 "state": "running",
                 "began_at": time.time(),
                 "command": command,
                 "options": {name: _plain(getattr(options, name)) for name in options.__struct_fields__},
-                "job": _source(job),
+                "job": source,
                 "versions": {
                     "wide": version,
                     "python": platform.python_version(),
-                    "torch": torch.__version__,
-                    "numpy": np.__version__,
+                    "torch": importlib.metadata.version("torch"),
+                    "numpy": importlib.metadata.version("numpy"),
                 },
                 "machine": {
                     "host": socket.gethostname(),
                     "platform": platform.platform(),
                     "cores": usable_cores(),
-                    "instructions": torch.backends.cpu.get_cpu_capability(),
                     "pid": os.getpid(),
                 },
             }
         )
         self._write()
+
+    def _tell_changes(self, source: dict[str, Any] | None) -> None:
+        """A run may go on with a program that was mended; but not without a word."""
+        before = next((session["job"] for session in reversed(self._sessions) if session.get("job")), None)
+        if before is None or source is None or before.get("sha256") == source.get("sha256"):
+            return
+        pairs = zip_longest(before.get("source", "").splitlines(), source.get("source", "").splitlines())
+        line = next((number for number, (old, new) in enumerate(pairs, 1) if old != new), 1)
+        log.warning("%s, line %d, is not as it was when this run was last trained", source["file"], line)
 
     def ended(self, why: str) -> None:
         self._end("done", why)
@@ -89,15 +99,36 @@ def _read(path: Path) -> list[dict[str, Any]]:
         return []
 
 
-def _source(job: Path | None) -> dict[str, Any] | None:
-    if job is None:
+def spec_of(folder: Path) -> str:
+    """Where the job of the run in that folder was, as `file.py:name`; empty if that is not known."""
+    for session in reversed(_read(folder / FILE)):
+        if job := session.get("job"):
+            return f"{job.get('path', job['file'])}:{job.get('name', 'job')}"
+    return ""
+
+
+def asked(folder: Path) -> dict[str, Any]:
+    """The options that the run was begun with, as far as they were given."""
+    sessions = _read(folder / FILE)
+    return dict(sessions[0].get("options", {})) if sessions else {}
+
+
+def is_unfinished(folder: Path) -> bool:
+    sessions = _read(folder / FILE)
+    return bool(sessions) and sessions[-1].get("state") != "done"
+
+
+def _source(spec: str) -> dict[str, Any] | None:
+    if not spec:
         return None
+    job, name = split_spec(spec)
+    where = {"file": str(job), "path": str(job.absolute()), "name": name}
     try:
         text = job.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
-        return {"file": str(job)}
+        return where
     digest = hashlib.sha256(text.encode()).hexdigest()
-    return {"file": str(job), "sha256": digest, "source": text[:MOST_SOURCE_CHARS]}
+    return where | {"sha256": digest, "source": text[:MOST_SOURCE_CHARS]}
 
 
 def _plain(value: Any) -> Any:

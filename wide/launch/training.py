@@ -6,15 +6,15 @@ import contextlib
 import gc
 import math
 import signal
-import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
+from typing import Any, NoReturn
 
 import torch
 
 from wide import __version__
+from wide.codec.batch import fingerprints
 from wide.codec.encoders import Encoders
 from wide.codec.layout import unbind
 from wide.config import Options
@@ -25,45 +25,77 @@ from wide.coordinator.master import Master
 from wide.coordinator.resume import Start
 from wide.coordinator.run import Run
 from wide.dashboard.terminal import watching
-from wide.errors import Interrupted, TrainingFailed
+from wide.errors import Interrupted, ParametersMoved, TrainingFailed
+from wide.exchange.common import Common
 from wide.exchange.door import Door
 from wide.exchange.feed import Feed
 from wide.job.definition import Job
+from wide.job.loading import split_spec
 from wide.job.model import build_model
 from wide.job.program import program_of
 from wide.job.samples import Samples
 from wide.job.schedule import Schedule
+from wide.job.settings import build
+from wide.launch import story as story_of
 from wide.launch.alone import Alone
 from wide.launch.crew import Crew
 from wide.launch.folder import CHECKPOINTS, DATABASE, LOG, RunFolder
 from wide.launch.result import Result
+from wide.launch.signals import BEFORE, on_signals, stopping
 from wide.launch.story import Story
+from wide.node import selfcheck
 from wide.node.greeting import pick_device
 from wide.store import checkpoint
 from wide.store.rundb import RunDb
 from wide.store.weights import weights_sha256
 from wide.telemetry.log import log, logging_to
-from wide.telemetry.process import build
 from wide.telemetry.snapshot import Window
 from wide.telemetry.totals import NodeTotals
 from wide.transport.hub import TcpHub
 
 
+@dataclass(frozen=True)
+class Origin:
+    """Who wants this run: the command line that began it, its job's file (`file.py:name`) if it has one, and whether
+    `wide.run` did it. `end`, if this is a process of our own: says why, and ends it.
+    """
+
+    command: list[str]
+    spec: str = ""
+    is_python: bool = False
+    end: Callable[[int, str], NoReturn] | None = None
+
+    @property
+    def file(self) -> Path | None:
+        return split_spec(self.spec)[0] if self.spec else None
+
+    def resume(self, folder: Path) -> str:
+        """How to go on, in the caller's language."""
+        return f'resume="{folder}"' if self.is_python else f"--resume {folder}"
+
+
 class Training:
     """One run: its folder, its job, its numbers."""
 
-    def __init__(self, job: Job, name: str, options: Options, command: list[str], file: Path | None = None) -> None:
-        self.job, self.options, self._command, self._file = job, options, command, file
-        self.folder = RunFolder(options.out, options.resume, name)
+    def __init__(self, job: Job, name: str, options: Options, origin: Origin) -> None:
+        self.job, self.options, self._origin = job, options, origin
+        self.folder = RunFolder(options.out, options.resume, name, origin.file)
         self.dir = self.folder.path
         self._run: Run | None = None  # once there is one
+        self._common: Common  # memory that nodes on this machine see too
+        self._asked_before: dict[str, Any] = {}
+        self._moved: set[str] = set()  # parameters that the loss has been seen to move
         self._stop_reason = ""
+        self._received: list[int] = []  # signals
         self.plan_words = ""  # the plan as JSON, if that is all that was wanted
 
     def train(self, crew: Crew | None) -> Result:
         """Train to the end, with whoever comes in by the crew's door; without a crew, all alone."""
         with contextlib.closing(self.folder), logging_to(self.options.log, self.dir / LOG):
-            story = Story(self.dir, self._command, self._file, self.options, __version__)
+            self._asked_before = story_of.asked(self.dir)
+            story = Story(self.dir, self._origin.command, self._origin.spec, self.options, __version__)
+            if self._origin.end is not None:
+                on_signals(lambda number, frame: self._give_up(story, number))
             try:
                 result = self._train(crew)
             except BaseException as error:
@@ -72,46 +104,98 @@ class Training:
             story.ended(result.summary())
             return result
 
+    def _give_up(self, story: Story, number: int) -> None:
+        """A signal, while data and model are built: the user's code has no say in it."""
+        with contextlib.suppress(OSError):
+            story.failed(Interrupted(self._interrupted, number))
+        assert self._origin.end is not None
+        self._origin.end(number, self._interrupted)
+
     def _train(self, crew: Crew | None) -> Result:
         with contextlib.ExitStack() as stack:
             db = stack.enter_context(contextlib.closing(RunDb(self.dir / DATABASE, log.error)))
+            self._common = stack.enter_context(contextlib.closing(Common(is_wanted=crew is not None)))
             stack.enter_context(_threads(self.job.threads))
-            course, samples = self._course(db, is_own_process=crew is not None)
-            stack.enter_context(watching(course.window, self.options.log != "silent"))
-            received = stack.enter_context(_signals_to(self._stop))  # until the last checkpoint is written
+            window = Window()
+            stack.enter_context(watching(window, self.options.log != "silent"))
             try:
-                with contextlib.closing(FileWriter(self.dir / CHECKPOINTS, self.options.keep, db)) as writer:
-                    course = replace(course, writer=None if self.options.only_plans else writer)
-                    nodes = self._alone(course, samples) if crew is None else self._pool(course, samples, crew)
+                course, nodes = self._until_nothing_moves(db, crew, window)
             except TrainingFailed as error:
                 steps = len(self._run.record.losses) if self._run is not None else 0
                 kept = f"; what was trained until step {steps} is in {self.dir}" if steps else ""
                 raise TrainingFailed(f"{error}{kept}", error.details) from None
+            if self._origin.end is not None:
+                on_signals(signal.SIG_IGN)  # all is written; only the answer is left to be said
             result = self._result(course, nodes)
-            if received:
-                words = f"interrupted after step {result.steps}; go on with --resume {self.dir}"
-                raise Interrupted(words, received[0])
+            if self._received and self._was_stopped:
+                raise Interrupted(self._interrupted, self._received[0])
             return result
 
-    def _course(self, db: RunDb, is_own_process: bool) -> tuple[Course, Samples]:
+    @property
+    def _was_stopped(self) -> bool:
+        """Or was it at its end anyway?"""
+        end = self._run.ended if self._run is not None else None
+        return end is None or end.why == self._stop_reason
+
+    @property
+    def _interrupted(self) -> str:
+        """What is true of this run, should it end right now."""
+        if self._run is None:
+            return BEFORE
+        return f"interrupted after step {len(self._run.record.losses)}; go on with {self._origin.resume(self.dir)}"
+
+    def _until_nothing_moves(self, db: RunDb, crew: Crew | None, window: Window) -> tuple[Course, list[NodeTotals]]:
+        """If the loss turns out to move parameters, the run goes on from its last whole version, with room for them."""
+        while True:
+            course, samples = self._course(db, window, is_own_process=crew is not None)
+            writer = FileWriter(self.dir / CHECKPOINTS, self.options.keep, db)
+            try:
+                with stopping(self._stop, self._received), contextlib.closing(writer):
+                    course = replace(course, writer=None if self.options.only_plans else writer)
+                    return course, self._alone(course, samples) if crew is None else self._pool(course, samples, crew)
+            except ParametersMoved as error:
+                if self._received:
+                    raise Interrupted(self._interrupted, self._received[0]) from None
+                names = ", ".join(error.names[:3]) + (f" and {len(error.names) - 3} more" if error.names[3:] else "")
+                log.info("the loss moves %s: what it makes of them travels with every update from now on", names)
+                self._moved |= set(error.names)
+                self.folder.holds_run = True
+
+    def _course(self, db: RunDb, window: Window, is_own_process: bool) -> tuple[Course, Samples]:
         """What was asked for, and, if this run was begun before, where it is."""
         found = self._find_checkpoint()
         where = str(self.dir)
-        if found is not None:
-            self.options = resume.remembered(self.options, found[1], where)
+        if self.folder.holds_run:
+            asked = found[1].state["asked"] if found is not None else self._asked_before
+            self.options = resume.remembered(self.options, asked, where)
         seed = self.options.seed if self.options.seed is not None else self.job.seed
+        window.enter("opening the data set")
         samples = Samples(self.job, seed)
         schedule = Schedule(len(samples), self.job.batch_size, self.job.batches_per_step, seed)
+        data = {str(number): digest for number, digest in fingerprints(samples.probes(seed))}
+        data["build"] = build(torch.device("cpu"), self.job.threads)
+        window.enter("building the model")
         with _collector_paused(is_own_process):
-            master = Master(self.job, build_model(self.job, seed), seed)
+            model = build_model(self.job, seed)
+            moves = self._moves(model, found[1] if found is not None else None)
+            master = Master(self.job, model, seed, moves, self._common.allocate if is_own_process else None)
         start = Start(is_resumed=self.folder.holds_run)
         if found is not None:
             start = resume.restore(found[1], schedule, master, where)
+            if self.options.check:
+                resume.check_data(found[1], data, where)
             self._forget_newer(found[0])
+        window.enter("")
         steps = resume.length(self._length(schedule), start.position, schedule, where)
         if start.is_resumed:
             log.info("going on from step %d of %s", start.position.steps, self.dir)
-        return Course(self.options, schedule, master, steps, db, None, start, window=Window()), samples
+        return Course(self.options, schedule, master, steps, db, None, start, window=window, data=data), samples
+
+    def _moves(self, model: torch.nn.Module, saved: checkpoint.Checkpoint | None) -> dict[str, bool]:
+        """Parameters that the loss is known to move, and whether they are trained."""
+        before: dict[str, bool] = saved.state.get("moved", {}) if saved is not None else {}
+        flags = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+        return {name: flags[name] for name in self._moved if name in flags} | before
 
     def _find_checkpoint(self) -> tuple[Path, checkpoint.Checkpoint] | None:
         """The one to go on from, if there is one."""
@@ -156,12 +240,18 @@ class Training:
         here = build(pick_device(self.options.device), self.job.threads)
         seed = course.schedule.seed
         # Nodes of our own have the very same files, and looking through all modules would copy memory that is shared.
-        program = program_of(self._file) if crew.is_open and self._file is not None else {}
+        file = self._origin.file
+        program = program_of(file) if crew.is_open and file is not None else {}
         options, tokens = self.options, (crew.token, crew.evaluator_token)
-        door = Door(*tokens, seed, options.data, options.codecs, here, program, options.check)
+        moved = tuple(course.master.moved)
+        door = Door(*tokens, seed, options.data, options.codecs, here, program, moved, options.check)
+        is_streamed = options.data == "stream" or (crew.is_open and options.data == "auto")
+        if options.check and is_streamed and (problem := selfcheck.of_data(samples, self.job.batch_size, seed)):
+            raise TrainingFailed(problem)
         feed, encoders = Feed(samples, course.schedule), Encoders()
         evaluates = self.job.evaluate is not None and not self.options.only_plans
-        server = assembly.server(course, TcpHub(crew.listener), door, feed, encoders, crew.is_open, evaluates)
+        hub, common = TcpHub(crew.listener), self._common
+        server = assembly.server(course, hub, door, feed, encoders, crew.is_open, evaluates, common=common)
         self._began(server.run)
         try:
             server.serve(crew.trouble, crew.is_evaluator_gone)
@@ -217,9 +307,7 @@ class Training:
 
 @contextlib.contextmanager
 def _collector_paused(is_own_process: bool) -> Iterator[None]:
-    """The first optimizer imports torch's compiler: 1.0 s instead of 1.35 s without the collector, which would then
-    look through half a million objects that never go away; in a process of our own they are put aside.
-    """
+    """What is built here stays: the collector need not look through it now, and in a process of our own not later."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -240,25 +328,3 @@ def _threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-@contextlib.contextmanager
-def _signals_to(stop: Callable[[str], None]) -> Iterator[list[int]]:
-    """Ctrl-C and SIGTERM end the run cleanly; a second Ctrl-C ends it at once. Yields the signals that came."""
-    received: list[int] = []
-
-    def handler(number: int, frame: FrameType | None) -> None:
-        if received:
-            raise KeyboardInterrupt
-        received.append(number)
-        stop("stopped by a signal")
-
-    if threading.current_thread() is not threading.main_thread():
-        yield received  # only a main thread may have handlers; elsewhere the caller decides
-        return
-    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield received
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)

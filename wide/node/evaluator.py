@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import torch
 from torch import nn
@@ -35,20 +34,21 @@ class Evaluator:
     def __init__(self, connection: Connection, job: Job, welcome: say.Welcome) -> None:
         self._connection, self._job, self._seed = connection, job, welcome.seed
         self._model = build_model(job, welcome.seed).cpu()
-        layout = Layout(self._model)
+        layout = Layout(self._model, welcome.moved)
         self._weights = Flat(layout, only_live=False)
         bind(self._model, self._weights, layout)
         connection.reader.allow(self._place_for, HEADER_LIMIT, PAYLOAD_LIMIT)
         connection.send(say.Ready(layout.describe(), None))
 
-    def work(self) -> None:
+    def work(self) -> say.Stop:
         while not isinstance(message := self._connection.wait(), say.Stop):
             if isinstance(message, say.Evaluate):
                 self._answer(message)
+        return message
 
     def _answer(self, request: say.Evaluate) -> None:
         try:
-            metrics = evaluate(self._job, copy.deepcopy(self._model), self._seed)
+            metrics = evaluate(self._job, _copy(self._model), self._seed)
         except TrainingFailed as error:
             self._connection.send(say.Failed(0, -1, str(error), error.details))
         else:
@@ -63,8 +63,12 @@ class Evaluator:
 def on_copy(job: Job, model: nn.Module, seed: int) -> dict[str, float]:
     """For a run without processes: evaluate a copy, and leave torch's threads as they are."""
     threads = torch.get_num_threads()
-    clone: Any = copy.deepcopy(model)
     try:
-        return evaluate(job, clone, seed)
+        return evaluate(job, _copy(model), seed)
     finally:
         torch.set_num_threads(threads)
+
+
+def _copy(model: nn.Module) -> nn.Module:
+    with users_code("evaluate() has no model: it cannot be copied"):
+        return copy.deepcopy(model)

@@ -11,7 +11,8 @@ import torch
 
 from wide.config import Options, usable_cores
 from wide.errors import BY_EXIT_CODE, ProtocolError, UsageError, WideError
-from wide.telemetry.process import build, machine
+from wide.job.settings import build
+from wide.telemetry.process import machine
 from wide.transport.connection import Connection
 from wide.wire import messages as say
 from wide.wire.frames import Destinations, no_payload

@@ -12,9 +12,11 @@ import torch
 
 from wide.codec.ladder import RAW
 from wide.errors import ProtocolError, WideError
+from wide.node.beside import Beside
 from wide.node.payloads import Payloads, Shelf, Unpacking
 from wide.node.trainer import Place
 from wide.strategy.catalogue import STRATEGIES
+from wide.telemetry.log import log
 from wide.transport.connection import Connection
 from wide.wire import messages as say
 from wide.wire.frames import Destinations, no_payload
@@ -55,8 +57,8 @@ class Package:
 class Inbox:
     """`ready` holds work that has come whole. `has_new_weights`: so has a version that nobody has looked at."""
 
-    def __init__(self, connection: Connection, shelf: Shelf, payloads: Payloads) -> None:
-        self._connection, self._shelf, self._payloads = connection, shelf, payloads
+    def __init__(self, connection: Connection, shelf: Shelf, payloads: Payloads, beside: Beside | None = None) -> None:
+        self._connection, self._shelf, self._payloads, self._beside = connection, shelf, payloads, beside
         self.ready: deque[Package] = deque()
         self.has_new_weights = False
         self._has_weights = False
@@ -72,6 +74,8 @@ class Inbox:
             self._go_on(memoryview(self._parts.popleft()))
         elif isinstance(message, say.Stop):
             raise Stopped(message)
+        elif isinstance(message, say.Progress):
+            log.info("%s", _told(message))
         elif not isinstance(message, say.Alive):
             raise ProtocolError("out of order", f"{type(message).__name__} is not for now")
 
@@ -112,7 +116,10 @@ class Inbox:
             self._payloads.refused(work.refused)
         if work.weights_codecs or STRATEGIES[work.strategy].overlaps:
             self._shelf.keep_versions()
-        if not work.weights_nbytes and not work.weights_codecs:
+        if work.weights_at is not None and self._beside is not None:
+            here = self._beside.weights(work.weights_at, only_live=self._has_weights)
+            self._shelf.weights.raw[: len(here)].copy_(here)
+        elif not work.weights_nbytes and not work.weights_codecs:
             self.has_new_weights = self.has_new_weights or not self._has_weights
             self._has_weights = True  # those that this node has built are the pool's
         unpacking = self._payloads.unpack(work, not self._has_weights, package.batches)
@@ -131,6 +138,16 @@ class Inbox:
     def _is_whole(self, package: Package) -> None:
         package.received_nbytes = self._connection.bytes_received - package.nbytes_before
         package.received_s = time.perf_counter() - package.since
-        if package.work.weights_codecs or package.work.weights_nbytes:
+        work = package.work
+        if work.weights_codecs or work.weights_nbytes or work.weights_at is not None:
             self._has_weights = self.has_new_weights = True
         self.ready.append(package)
+
+
+def _told(progress: say.Progress) -> str:
+    """`step 120/400 · this machine: 512 of 2048 batches (25 %), 85 a second · 240 s left`"""
+    of = f"/{progress.steps}" if progress.steps is not None else ""
+    share = progress.yours / max(1, progress.batches)
+    mine = f"this machine: {progress.yours} of {progress.batches} batches ({share:.0%}), {progress.per_s:.3g} a second"
+    left = f" · {progress.left_s:.0f} s left" if progress.left_s is not None else ""
+    return f"step {progress.step}{of} · {mine}{left}"

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from wide.codec.layout import Flat
+from wide.codec.layout import Flat, settle
 from wide.job.definition import Job
 from wide.job.descent import Descent
 from wide.node.fused import Fused
@@ -38,7 +38,7 @@ class OwnSteps:
     @torch.no_grad()
     def rebase(self) -> None:
         """The pool's new weights are in `trainer.weights`: go on from them, with what was learned since the last Δ."""
-        self._trainer.restore_buffers()
+        self._trainer.restore()
         bound, new, anchor = self._trainer.bound, self._spare, self._anchor
         new.raw.copy_(self._trainer.weights.raw)
         for mine, theirs, before in zip(bound.trainable, new.trainable, anchor.trainable, strict=True):
@@ -68,10 +68,12 @@ class OwnSteps:
             samples = sum(place.samples for place in mine)
             weighted = [place._replace(weight=place.samples / samples) for place in mine]
             total, new = self._fused.sum(weighted, partial(_shifted, batch_at, first))
+            self._trainer.restore()
+            settle(self._trainer.bound, total)
             self._descent.step(total.trainable, total.touched, places[0].step + first // group)
             self._descent.advance(places[0].step + first // group + 1)
             self._move_buffers(total)
-            self._touched |= total.touched
+            self._touched |= total.touched | sum(1 << i for i in total.moved)
             self._trainer.release(total)
             losses += new
             if not goes_on(len(losses), len(places)) and len(losses) < len(places):
@@ -80,7 +82,6 @@ class OwnSteps:
 
     @torch.no_grad()
     def _move_buffers(self, total: Flat) -> None:
-        self._trainer.restore_buffers()
         bound = self._trainer.bound
         for run, change in zip(bound.averaged_runs, total.averaged_runs, strict=True):
             run.add_(change)

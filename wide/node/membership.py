@@ -5,7 +5,6 @@ dial; knows no processes.
 from __future__ import annotations
 
 import contextlib
-import math
 import random
 import threading
 import time
@@ -14,9 +13,20 @@ from pathlib import Path
 
 import torch
 
-from wide.errors import BY_EXIT_CODE, ConnectionLost, NotRepeatable, NotYet, TrainingFailed, Unreachable, WideError
+from wide.errors import (
+    BY_EXIT_CODE,
+    ConnectionLost,
+    NotRepeatable,
+    NotShared,
+    NotYet,
+    ParametersMoved,
+    TrainingFailed,
+    Unreachable,
+    WideError,
+)
 from wide.job.definition import Job
 from wide.job.program import program_of
+from wide.node.beside import Beside
 from wide.node.greeting import Identity, introduce
 from wide.node.pulse import Pulse
 from wide.node.session import Left, Session
@@ -41,6 +51,7 @@ class Membership:
         self._session: Session | None = None
         self._leaving_why = ""
         self._is_welcome = self._was_welcome = False  # by this connection, by any
+        self._may_share = True  # the coordinator's memory, if it runs on this machine
         self._chance = random.SystemRandom()  # the global one is seeded alike on every node
 
     def close(self) -> None:
@@ -63,7 +74,7 @@ class Membership:
         """Nodes do not look for their pool all at once, and do so less and less often. Somebody who takes a call and
         ends it (a tunnel whose far end is gone) is not the coordinator.
         """
-        deadline, pause_s = math.inf, FIRST_PAUSE_S
+        deadline, pause_s, has_told = time.monotonic() + retry_s, FIRST_PAUSE_S, False
         while True:
             try:
                 return self._once()
@@ -73,8 +84,11 @@ class Membership:
                 if self._is_welcome:
                     log.warning("%s; looking for it again", error)
                     deadline, pause_s = time.monotonic() + retry_s, FIRST_PAUSE_S
-                if not self._was_welcome or retry_s <= 0 or time.monotonic() > deadline:
+                if retry_s <= 0 or time.monotonic() > deadline:
                     raise
+                if not self._was_welcome and not has_told:
+                    has_told = True
+                    log.warning("%s; waiting for it", error)
             threading.Event().wait(pause_s * self._chance.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
@@ -108,12 +122,21 @@ class Membership:
                 program = program_of(self._file) if self._file is not None else None
                 self._bench = Workbench(job, welcome, self._identity.device, program)
                 if welcome.checks:
+                    self._bench.keep_an_eye()
+                if welcome.checks in (1, 2):
                     self._bench.try_job(is_reversed=welcome.checks == 2)
-            session = self._session = Session(connection, self._bench)
+            beside = Beside(self._bench.trainer.layout, welcome.memory if self._may_share else None)
+            session = self._session = Session(connection, self._bench, beside)
             return session.work()
+        except NotShared:
+            self._may_share = False
+            raise
         except TrainingFailed as error:
             is_everywhere = isinstance(error, NotRepeatable)
-            connection.send(say.Failed(0, -1, str(error), error.details, is_everywhere))
+            moved = error.names if isinstance(error, ParametersMoved) else []
+            connection.send(say.Failed(0, -1, str(error), error.details, is_everywhere, moved))
+            if moved:
+                raise NotYet(str(error)) from None  # the pool begins anew, and will know of them
             raise
 
 

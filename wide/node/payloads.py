@@ -94,14 +94,16 @@ class Payloads:
         self.codec_s += time.perf_counter() - started
         return {**speeds}
 
-    def send(self, connection: Connection, update: say.Update, total: Flat) -> None:
-        """The update as it is, or in parts."""
+    def send(self, connection: Connection, update: say.Update, total: Flat, room: Flat | None = None) -> None:
+        """The update as it is, or in parts; or it is left in the coordinator's memory, where there is room for it."""
         if update.codec == RAW:
             self._paid = 0
             if self._feedback is not None and self._feedback.is_owing:
                 self._paid = update.lease
                 self._feedback.pay(total.raw)
-            connection.send(update, total.bytes)
+            if room is not None and room is not total:
+                room.raw.copy_(total.raw)
+            connection.send(update, *([total.bytes] if room is None else []))
             return
         if update.codec not in LOSSLESS and self._feedback is None:
             self._feedback = Feedback(self._live)

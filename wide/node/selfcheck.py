@@ -1,5 +1,5 @@
 """Does this program give the same numbers whenever, and in whatever order, its batches are computed? Tried, not
-believed: two batches forwards, then backwards. Knows a trainer and samples; no network.
+believed: two batches forwards, then backwards. Knows a trainer and batches; no network.
 
 A pool gives any batch to any node at any time. Whatever the user's code keeps from one batch to the next (a counter, a
 generator of its own, a teacher updated in the loss, weights changed in forward) would train something else than a
@@ -9,20 +9,31 @@ plain loop, and nobody would notice. So it is refused, in words.
 from __future__ import annotations
 
 import hashlib
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 
 from wide.codec.batch import fingerprints
 from wide.codec.layout import Flat
-from wide.errors import TrainingFailed
+from wide.errors import ParametersMoved, TrainingFailed
 from wide.job.loading import users_code
 from wide.job.samples import Samples
-from wide.job.seeding import mix
-from wide.node.trainer import Trainer
+from wide.node.carried import Carried
+from wide.node.trainer import Place, Trainer
 
 BATCHES = 2
+OTHER_SEED = 1_000_003  # far from that of any batch that is tried
+KEEP = "keep it in a buffer (register_buffer), or derive it from the batch"
+KEEP_DATA = "derive it from the sample's number, or draw from a generator, which is seeded for each batch"
+OTHER_DATA = (
+    "the data of a batch is another one when it is fetched again: dataset or collate keeps state, the loss changes "
+    f"the samples themselves, or it follows from the time or the process. Whatever it is, {KEEP_DATA}"
+)
 REMEDY = "a pool computes any batch anywhere, so a result must follow from weights and batch alone (or: --no-check)"
+
+
+BatchAt = Callable[[int, int], Any]
 
 
 class Seen(NamedTuple):
@@ -33,78 +44,113 @@ class Seen(NamedTuple):
     raw: torch.Tensor  # gradients, and what changed in the buffers
     touched: int
 
+    @property
+    def digest(self) -> bytes:
+        words = f"{self.data}{self.loss!r}{self.touched}".encode()
+        return hashlib.sha256(words + hashlib.sha256(self.raw.numpy().data).digest()).digest()
+
 
 class SelfCheck:
-    """`digest` is of all that was computed: another process, which begins with the other batch, must find the same."""
+    """`digest` is of all that was computed: another process, which begins with the other batch, must find the same.
 
-    def __init__(self, trainer: Trainer, samples: Samples, batch_size: int, is_reversed: bool = False) -> None:
-        self._is_reversed = is_reversed
-        self._trainer, self._samples, self._batch_size = trainer, samples, batch_size
-        self._parameters = list(trainer.model.named_parameters())
-        self._before = [(p.data_ptr(), p.detach().clone()) for _, p in self._parameters]
-        trainer.buffers_changed()
-        self._modes = [module.training for module in trainer.model.modules()]
+    `batch_at(i, other)` gives a batch of step 0, as often as it is asked; with another seed, if `other` is not 0.
+    `carried` was made before any batch was computed.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        batch_at: Callable[[int, int], Any],
+        count: int,
+        carried: Carried,
+        is_reversed: bool = False,
+    ) -> None:
+        self._trainer, self._batch_at = trainer, batch_at
+        self._order = list(range(min(BATCHES, count)))[:: -1 if is_reversed else 1]
+        self._carried = carried
+        trainer.restore()
+        self._before = trainer.bound.raw.clone()
         self.digest = ""
 
     def problem(self) -> str:
         """What is wrong, and what to write instead; empty if nothing is."""
-        count = min(BATCHES, -(-len(self._samples) // self._batch_size))
-        first: dict[int, Seen] = {}
         try:
-            order = list(range(count))[:: -1 if self._is_reversed else 1]
-            for i in (*order, *reversed(order)):
-                seen = self._compute(i)
-                problem = self._touched() or (_difference(first[i], seen, self._trainer) if i in first else "")
-                if problem:
-                    return f"{problem}; {REMEDY}"
-                first.setdefault(i, seen)
+            first = {i: self._compute(i) for i in self._order}
+            if problem := self._repeat(first):
+                return f"{problem}; {REMEDY}"
+        except ParametersMoved:
+            raise
         except TrainingFailed:
             return ""  # it will be met again, and told with its place in the run
         finally:
-            self._restore()
+            self._trainer.take_back(self._before)
         digest = hashlib.sha256()
         for _, seen in sorted(first.items()):
-            digest.update(f"{seen.loss!r}{seen.touched}".encode())
-            digest.update(seen.raw.numpy().data)
+            digest.update(seen.digest)
         self.digest = digest.hexdigest()
         return ""
 
-    def _compute(self, i: int) -> Seen:
-        ids = torch.arange(i * self._batch_size, min((i + 1) * self._batch_size, len(self._samples)))
-        seed = mix(self._trainer.seed, 0, i)
-        batch = self._samples.batch(ids, seed)
+    def _repeat(self, first: dict[int, Seen]) -> str:
+        """The same batches again, backwards; and once more with other values of what has changed meanwhile."""
+        self._carried.look()
+        problem = ""
+        for i in reversed(self._order):
+            problem = problem or _difference(first[i], self._compute(i), self._trainer)
+        if self._carried.has_switched:
+            return "the loss switches the model between train() and eval(): switch it back before the loss returns"
+        culprit = self._carried.culprit(lambda: self._tried(0), first[0].digest, self._with_other_weights)
+        if culprit:
+            return f"{culprit} changes from batch to batch, and the loss depends on it: {KEEP}"
+        return problem
+
+    def _compute(self, i: int, seed: int = 0) -> Seen:
+        batch = self._batch_at(i, seed)
         data = fingerprints([(i, batch)])
         with users_code("computing the loss and its gradient failed"):
-            leaf, loss = self._trainer.leaf(batch, seed, 1.0)
+            leaf, (loss,) = self._trainer.sum([Place(0, i + seed, 1, 1.0)], lambda _: batch)
         seen = Seen(data, loss, leaf.raw.clone(), leaf.touched)
         self._trainer.release(leaf)
         return seen
 
-    def _touched(self) -> str:
-        """Has computing a batch changed what only the optimizer may change?"""
-        for (name, parameter), (pointer, value) in zip(self._parameters, self._before, strict=True):
-            kind = "parameter" if parameter.requires_grad else "frozen parameter"
-            if parameter.data_ptr() != pointer:
-                return (
-                    f"{kind} {name} was replaced while a batch was computed (by .data = …, or vector_to_parameters): "
-                    "compute with a changed copy instead, or use torch.nn.utils.parametrizations"
-                )
-            if not _same(parameter.detach(), value):
-                return (
-                    f"{kind} {name} was changed while a batch was computed: only the optimizer may do that. Keep what "
-                    "follows the weights (a teacher, an average) in buffers"
-                )
-        if [module.training for module in self._trainer.model.modules()] != self._modes:
-            return "the loss switches the model between train() and eval(): switch it back before the loss returns"
-        return ""
+    def _tried(self, i: int, seed: int = 0) -> bytes | None:
+        """What comes of a batch; nothing, if a value that was only tried makes it fail."""
+        try:
+            return self._compute(i, seed).digest
+        except (TrainingFailed, SystemExit):
+            return None
 
-    def _restore(self) -> None:
-        """As if nothing had been computed."""
+    def _with_other_weights(self) -> bytes | None:
+        """The last batch, as it would be later in the run, and with other random numbers."""
+        self._trainer.take_back(self._before)
         with torch.no_grad():
-            for (_, parameter), (pointer, value) in zip(self._parameters, self._before, strict=True):
-                if parameter.data_ptr() == pointer:
-                    parameter.copy_(value)
-        self._trainer.restore_buffers()
+            for view in self._trainer.bound.trainable:
+                if view.is_floating_point():
+                    view.mul_(1.03125)
+        self._trainer.buffers_changed()
+        try:
+            return self._tried(self._order[-1], OTHER_SEED)
+        finally:
+            self._trainer.take_back(self._before)
+
+
+def of_data(samples: Samples, batch_size: int, seed: int) -> str:
+    """The same for the data alone, where batches are made in one process and computed in others."""
+    carried = Carried(**samples.roots)
+    count = min(BATCHES, -(-len(samples) // batch_size))
+
+    def data(i: int, other: int = 0) -> list[tuple[int, str]]:
+        return fingerprints([(i, samples.first_batch(i, batch_size, seed, other))])
+
+    try:
+        first = {i: data(i) for i in range(count)}
+        carried.look()
+        is_same = all(data(i) == first[i] for i in reversed(range(count)))
+        culprit = carried.culprit(lambda: data(0), first[0], lambda: data(count - 1, OTHER_SEED))
+    except TrainingFailed:
+        return ""
+    if culprit:
+        return f"{culprit} changes from batch to batch, and the data depends on it: {KEEP_DATA}; {REMEDY}"
+    return "" if is_same else f"{OTHER_DATA}; {REMEDY}"
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -117,11 +163,7 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
 def _difference(first: Seen, again: Seen, trainer: Trainer) -> str:
     """In which way the same batch gave something else, and the likeliest reason."""
     if first.data != again.data:
-        return (
-            "the data of a batch is another one when it is fetched again: dataset or collate keeps state, or draws "
-            "from a generator of its own. Draw from torch's, numpy's or random's global one, which is seeded for each "
-            "batch"
-        )
+        return OTHER_DATA
     is_same_loss = repr(first.loss) == repr(again.loss)
     if is_same_loss and first.touched == again.touched and torch.equal(first.raw, again.raw):
         return ""
@@ -130,8 +172,7 @@ def _difference(first: Seen, again: Seen, trainer: Trainer) -> str:
         where = _tensor(first, again, trainer)
     return (
         f"{where} of a batch is another one when it is computed again: the model or the loss keeps state from batch to "
-        "batch (a counter, an average in a plain attribute, a generator of its own). Keep it in a buffer "
-        "(register_buffer), or derive it from the batch"
+        f"batch (a counter, an average in a plain attribute, an iterator). {KEEP.capitalize()}"
     )
 
 

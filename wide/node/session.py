@@ -13,10 +13,12 @@ import torch
 
 from wide.codec.batch import unpack
 from wide.codec.layout import Flat
-from wide.errors import ProtocolError, TrainingFailed, WideError
+from wide.errors import NotRepeatable, ParametersMoved, ProtocolError, TrainingFailed, WideError
 from wide.failpoint import reach
+from wide.node.beside import Beside
 from wide.node.greeting import HEADER_LIMIT, PAYLOAD_LIMIT
 from wide.node.inbox import Inbox, Package, Stopped
+from wide.node.seat import Seat
 from wide.node.trainer import Enough, Place
 from wide.node.workbench import Workbench
 from wide.strategy.catalogue import EXACT, STRATEGIES
@@ -27,6 +29,7 @@ from wide.wire import messages as say
 RSS_EVERY_S = 1.0
 LOOK_UP_S = 0.1
 LOOK_OFTEN_S = 0.005  # where messages travel while batches are computed
+IDLE_S = 2.0
 FINISH_S = 2.0  # a lease that will be done within this is finished before its node leaves
 GOODBYE_S = 2.0
 
@@ -42,18 +45,21 @@ class Left(WideError):
 class Session:
     """Computes leases, one after the other. A pool that was joined anew knows nothing of what the last session had."""
 
-    def __init__(self, connection: Connection, bench: Workbench) -> None:
-        self._connection, self._bench = connection, bench
-        self._inbox = Inbox(connection, bench.trainer, bench.payloads)
+    def __init__(self, connection: Connection, bench: Workbench, beside: Beside | None = None) -> None:
+        beside = beside or Beside(bench.trainer.layout, None)
+        self._connection, self._bench, self._beside = connection, bench, beside
+        self._inbox = Inbox(connection, bench.trainer, bench.payloads, beside)
         self._strategy, self._training = EXACT, bench.training(EXACT.name)
         self._travelling: list[Flat] = []  # updates that the network has not taken yet
         self._waited_s, self._is_waiting = 0.0, False
         self._looked_at = self._began_at = 0.0
         self._batch = -1  # which batch of the lease is being computed: for messages about failures
         self._leaving_why = ""
+        self._streamed: list[Any] | None = None  # the batches of the lease at hand
+        self._seat = Seat(bench.trainer.job.threads)
         self._rss = (0.0, 0)
         connection.reader.allow(self._inbox.place_for, HEADER_LIMIT, PAYLOAD_LIMIT)
-        connection.send(bench.describe())
+        connection.send(bench.describe(beside.proof))
 
     def work(self) -> say.Stop:
         """Until the coordinator says stop; the user's errors are reported to it before they are raised here."""
@@ -65,12 +71,24 @@ class Session:
         except Left as left:
             self._say_goodbye(str(left))
             raise
+        finally:
+            self._seat.leave()
 
     def serve_next(self) -> None:
         """One lease, as soon as it is here."""
+        idle_since = time.monotonic()
         while not self._inbox.ready:
             self._inbox.hear(self._wait())
+            if self._strategy is EXACT and not self._inbox.ready and time.monotonic() - idle_since > IDLE_S:
+                self._try_again()
         self._serve(self._inbox.ready.popleft())
+
+    def _try_again(self) -> None:
+        """There is nothing to do: does the job still give the same numbers twice?"""
+        try:
+            self._bench.try_again()
+        except NotRepeatable as error:
+            self._connection.send(say.Failed(0, -1, str(error), error.details, is_everywhere=True))
 
     def leave(self, why: str) -> None:
         """Called by a signal handler: hand in what is finished, or will be in a moment, and what is owed; then go."""
@@ -98,9 +116,12 @@ class Session:
         work = package.work
         if work.strategy != self._strategy.name:
             self._change_to(work.strategy)
+        self._seat.take(work.core)
         started = self._looked_at = self._began_at = time.perf_counter()
         try:
             losses = self._train(package)
+            self._bench.look_around(self._streamed, time.perf_counter() - started)
+            self._streamed = None
             if not self._strategy.overlaps:
                 self._look_up()
             else:
@@ -111,15 +132,19 @@ class Session:
         except Enough:
             raise Left(self._leaving_why) from None
         except TrainingFailed as error:
-            self._connection.send(say.Failed(work.lease, self._batch, str(error), error.details))
+            moved = error.names if isinstance(error, ParametersMoved) else []
+            is_everywhere = isinstance(error, NotRepeatable)
+            failed = say.Failed(work.lease, self._batch, str(error), error.details, is_everywhere, moved)
+            self._connection.send(failed)
             self._connection.drain()
             return
         self._hand_in(package, total, losses, time.perf_counter() - started)
 
     def _train(self, package: Package) -> list[float]:
-        places = package.places
+        places, work = package.places, package.work
+        room = self._beside.room(work.update_at) if work.update_at is not None else None
         self._take_new_weights()
-        return self._training.train(places, self._fetcher(package, places), package.work.group, self._goes_on)
+        return self._training.train(places, self._fetcher(package, places), work.group, self._goes_on, room)
 
     def _hand_in(self, package: Package, total: Flat, losses: list[float], compute_s: float) -> None:
         work, payloads = package.work, self._bench.payloads
@@ -138,10 +163,14 @@ class Session:
             received_s=package.received_s,
             speeds=speeds,
             distracted_s=package.distracted_s,
+            is_finite=work.update_at is None or total.is_finite(),
         )
         self._waited_s = payloads.codec_s = 0.0
         reach("node.before_send")
-        payloads.send(self._connection, update, total)
+        room = self._beside.room(work.update_at) if work.update_at is not None else None
+        payloads.send(self._connection, update, total, room)
+        if total is room:
+            return
         if self._connection.has_unsent:
             self._travelling.append(total)
         else:
@@ -184,6 +213,8 @@ class Session:
         streamed = None
         if work.batches is not None and package.batches is not None:
             streamed = unpack(work.batches, package.batches)
+            self._bench.try_batches(streamed)
+        self._streamed = streamed
         starts = [8 * start for start in accumulate(work.sizes, initial=0)]
         every_s = LOOK_OFTEN_S if self._strategy.overlaps else LOOK_UP_S
 

@@ -6,7 +6,7 @@ One lease is one block of the step's tree: each batch's weighted gradient is a l
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +18,9 @@ from wide.errors import TrainingFailed, WideError
 from wide.job.definition import Job
 from wide.job.loading import users_code
 from wide.job.model import batch_to, build_model, check_loss
-from wide.job.seeding import mix, seed_everything
+from wide.job.seeding import OwnGenerators, mix, seed_everything
+from wide.job.settings import be_exact
+from wide.node.watch import Watch
 from wide.strategy.tree import Block, TreeSum
 
 
@@ -38,12 +40,15 @@ class Place(NamedTuple):
 class Trainer:
     """A model bound to a flat buffer, and the loop over a lease's batches."""
 
-    def __init__(self, job: Job, seed: int, device: torch.device, spare: Spare | None = None) -> None:
+    def __init__(
+        self, job: Job, seed: int, device: torch.device, spare: Spare | None = None, moved: Collection[str] = ()
+    ) -> None:
         self.job = job
         self.seed = seed
         self.device = device
+        be_exact(device)
         self.model = build_model(job, seed).to(device)
-        self.layout = Layout(self.model)
+        self.layout = Layout(self.model, moved)
         self.weights = Flat(self.layout, only_live=False)  # where versions arrive, in host memory
         self.bound = self.weights if device.type == "cpu" else Flat(self.layout, only_live=False, device=device)
         bind(self.model, self.bound, self.layout)
@@ -52,6 +57,8 @@ class Trainer:
         by_name = dict(self.model.named_parameters())
         self._parameters = [by_name[slot.name] for slot in self.layout.trainable]
         self._all_touched = (1 << len(self._parameters)) - 1
+        self._moved = [(i, self._parameters[i]) for i in self.layout.moved]
+        self._watch = Watch(self.model, self.layout, self.bound)
         self._version = Flat(self.layout, only_live=True, device=device)  # its buffers: each batch starts from them
         self._homes = [
             (module._buffers, name, buffer)
@@ -59,10 +66,15 @@ class Trainer:
             for name, buffer in module._buffers.items()
             if buffer is not None
         ]
+        self.roots = {"model": self.model, "loss": job.loss}
+        self._own = OwnGenerators(**self.roots)
+        owners = [m._parameters for m in self.model.modules()] + [m._buffers for m in self.model.modules()]
+        self.namespaces = {(id(owner), key) for owner in owners for key, value in owner.items() if value is not None}
         self.spare = spare if spare is not None and device.type == "cpu" else Spare(self.layout, device)
         self._seeds: dict[tuple[float, torch.dtype, torch.Size], torch.Tensor] = {}  # a handful: two per epoch's end
         self.is_on_cpu = device.type == "cpu"
         self._on_host = Flat(self.layout, only_live=True) if device.type != "cpu" else None
+        self.buffers_changed()
 
     def keep_versions(self) -> None:
         """From now on versions arrive in memory of their own: differences are added to the last one, which neither the
@@ -80,20 +92,38 @@ class Trainer:
 
     def buffers_changed(self) -> None:
         """Each batch starts from the model's buffers as they are now."""
-        if self._homes:
+        if self._homes or self._moved:
             self._version.buffers_raw.copy_(self.bound.buffers_raw)
+        for i, _ in self._moved:
+            self._version.trainable[i].copy_(self.bound.trainable[i])
 
     def has_moved(self, update: Flat) -> bool:
         """Have this update's batches changed any buffer?"""
         is_kept = torch.equal(update.kept_raw, self._version.kept_raw)
         return not is_kept or any(bool(run.any()) for run in update.averaged_runs)
 
-    def restore_buffers(self) -> None:
-        """Undo what the last batch changed in them."""
+    def restore(self) -> None:
+        """Undo what the last batch changed in buffers and parameters."""
+        if self._moved:
+            self._restore_parameters()
         for home, name, view in self._homes:
             home[name] = view
-        if self._homes:
+        if self._homes or self._moved:
             self.bound.buffers_raw.copy_(self._version.buffers_raw)
+
+    def take_back(self, before: torch.Tensor) -> None:
+        """As if nothing had been computed since the model looked like this."""
+        self.bound.raw.copy_(before)
+        self.buffers_changed()
+        self.restore()
+
+    @torch.no_grad()
+    def _restore_parameters(self) -> None:
+        assert self._version.requires_grad is not None
+        for (i, parameter), is_trained in zip(self._moved, self._version.requires_grad.tolist(), strict=True):
+            parameter.data = self.bound.trainable[i]  # if another tensor was assigned
+            parameter.data.copy_(self._version.trainable[i])
+            parameter.requires_grad_(is_trained)
 
     def seed_of(self, step: int, batch: int) -> int:
         return mix(self.seed, step, batch)
@@ -103,13 +133,16 @@ class Trainer:
         total, losses = self.sum(places, batch_at)
         return self.to_host(total), losses
 
-    def sum(self, places: Sequence[Place], batch_at: Callable[[int], Any]) -> tuple[Flat, list[float]]:
-        """The same where it was computed, in the order of the tree. `batch_at(i)` gives the i-th batch. Should it say
-        that this is enough, the sum is over the tree's first whole block.
+    def sum(
+        self, places: Sequence[Place], batch_at: Callable[[int], Any], into: Flat | None = None
+    ) -> tuple[Flat, list[float]]:
+        """The same where it was computed, in the order of the tree; in `into`, if that is given. `batch_at(i)` gives
+        the i-th batch. Should it say that this is enough, the sum is over the tree's first whole block.
         """
         total: TreeSum[Flat] = TreeSum(Block(0, len(places)), self._join)
         self.spare.keep(len(places).bit_length() + 1)  # the tree's depth
         losses: list[float] = []
+        self._watch.begin()
         with users_code("computing the loss and its gradient failed"):
             for i, place in enumerate(places):
                 try:
@@ -117,11 +150,17 @@ class Trainer:
                 except Enough:
                     if not losses:
                         raise
-                    block, part = total.first()
-                    return part, losses[: block.size]
-                leaf, loss = self.leaf(batch, self.seed_of(place.step, place.batch), place.weight)
+                    break
+                room = into if i == 0 else None  # sums are made where their first batch lies
+                leaf, loss = self.leaf(batch, self.seed_of(place.step, place.batch), place.weight, room)
                 total.add(Block(i, i + 1), leaf)
                 losses.append(loss)
+                if i == 0 and len(places) > 1:
+                    self._watch.first_batch()
+        self._watch.end()
+        if len(losses) < len(places):
+            block, part = total.first()
+            return part, losses[: block.size]
         return total.take(), losses
 
     def release(self, flat: Flat) -> None:
@@ -141,21 +180,24 @@ class Trainer:
         self.release(flat)
         return self._on_host
 
-    def leaf(self, batch: Any, seed: int, weight: float) -> tuple[Flat, float]:
+    def leaf(self, batch: Any, seed: int, weight: float, into: Flat | None = None) -> tuple[Flat, float]:
         if not self.is_on_cpu:
             batch = batch_to(batch, self.device)
-        self.restore_buffers()
+        self.restore()
         for parameter in self._parameters:
             parameter.grad = None
         seed_everything(seed, None if self.is_on_cpu else self.device)
+        self._own.seed(seed)
         loss = check_loss(self.job.loss(self.model, batch))
         self._backward(loss, weight)
         value = loss.item()
         if not math.isfinite(value):
             raise TrainingFailed(f"the loss is {value}: lower the learning rate, set clip_norm, or check this batch")
-        leaf = self.spare.take()
+        leaf = into if into is not None else self.spare.take()
         self._gather_gradients(leaf)
-        if self._homes:
+        if self._moved:
+            self._gather_parameters(leaf)
+        if self._homes or self._moved:
             self._gather_buffers(leaf, weight)
         return leaf, value
 
@@ -189,12 +231,31 @@ class Trainer:
                 view.copy_(parameter.grad)
                 leaf.touched |= 1 << i
 
+    @torch.no_grad()
+    def _gather_parameters(self, leaf: Flat) -> None:
+        """What the loss made of those that it moves; and their gradients' places, if they were frozen until now."""
+        assert self.bound.requires_grad is not None
+        for n, (i, parameter) in enumerate(self._moved):
+            if parameter.shape != leaf.left[n].shape or parameter.dtype != leaf.left[n].dtype:
+                name, was, now = self.layout.trainable[i].name, leaf.left[n], parameter
+                raise TrainingFailed(
+                    f"parameter {name} was {was.dtype} {tuple(was.shape)}, and the loss made it {now.dtype} "
+                    f"{tuple(now.shape)}: a parameter keeps its shape and dtype"
+                )
+            self.bound.left[n].copy_(parameter)
+            self.bound.requires_grad[n] = parameter.requires_grad
+
     def _gather_buffers(self, leaf: Flat, weight: float) -> None:
         """What this batch changed in the buffers. A buffer that did not change adds exactly nothing, -inf included."""
         with torch.no_grad():
             for home, name, view in self._homes:
                 now = home[name]
                 if now is not view and now is not None:  # the model put another tensor in its place
+                    if (now.shape, now.dtype) != (view.shape, view.dtype):
+                        raise TrainingFailed(
+                            f"buffer {name} was {view.dtype} {tuple(view.shape)}, and a batch made it {now.dtype} "
+                            f"{tuple(now.shape)}: give it this dtype and size in model()"
+                        )
                     view.copy_(now)
             runs = zip(self.bound.averaged_runs, self._version.averaged_runs, leaf.averaged_runs, strict=True)
             for after, before, change in runs:

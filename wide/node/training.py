@@ -26,8 +26,10 @@ class Training(Protocol):
 
     def begin(self) -> None: ...  # with the pool's weights, after another strategy
     def new_weights(self) -> None: ...  # have arrived
-    def train(self, places: Sequence[Place], batch_at: Fetch, group: int, goes_on: GoesOn) -> list[float]: ...
-    def result(self) -> Flat: ...
+    def train(
+        self, places: Sequence[Place], batch_at: Fetch, group: int, goes_on: GoesOn, into: Flat | None = None
+    ) -> list[float]: ...
+    def result(self) -> Flat: ...  # in `into`, if that is no trouble
 
 
 class Exact:
@@ -45,8 +47,10 @@ class Exact:
     def new_weights(self) -> None:
         self._trainer.weights_changed()
 
-    def train(self, places: Sequence[Place], batch_at: Fetch, group: int, goes_on: GoesOn) -> list[float]:
-        self._total, losses = self._trainer.sum(places, batch_at)
+    def train(
+        self, places: Sequence[Place], batch_at: Fetch, group: int, goes_on: GoesOn, into: Flat | None = None
+    ) -> list[float]:
+        self._total, losses = self._trainer.sum(places, batch_at, into if self._trainer.is_on_cpu else None)
         return losses
 
     def result(self) -> Flat:
@@ -62,7 +66,9 @@ class Several(Exact):
         super().__init__(job, trainer, fused)
         self._fused = fused
 
-    def train(self, places: Sequence[Place], batch_at: Fetch, group: int, goes_on: GoesOn) -> list[float]:
+    def train(
+        self, places: Sequence[Place], batch_at: Fetch, group: int, goes_on: GoesOn, into: Flat | None = None
+    ) -> list[float]:
         self._total, losses = self._fused.sum(places, batch_at)
         return losses
 
@@ -83,7 +89,9 @@ class Own:
     def new_weights(self) -> None:
         self._steps.rebase()
 
-    def train(self, places: Sequence[Place], batch_at: Fetch, group: int, goes_on: GoesOn) -> list[float]:
+    def train(
+        self, places: Sequence[Place], batch_at: Fetch, group: int, goes_on: GoesOn, into: Flat | None = None
+    ) -> list[float]:
         return self._steps.train(places, batch_at, group, goes_on)
 
     def result(self) -> Flat:

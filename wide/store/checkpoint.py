@@ -20,9 +20,10 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from wide.errors import TrainingFailed
+from wide.errors import TrainingFailed, UsageError
 from wide.failpoint import reach
 
+FORMAT = 1  # of what follows; a run of a newer one is not touched
 MODEL, OPTIMIZER, STATE, LATEST = "model.safetensors", "optimizer.safetensors", "state.json", "latest"
 UNWRITABLE = (SafetensorError, KeyError, TypeError, ValueError)  # what its library, or JSON, does not know
 NAME = re.compile(r"step-(\d{8,})(?:-(\d+))?")
@@ -94,6 +95,11 @@ def newest(folder: Path) -> tuple[Path, Checkpoint, list[str]]:
 def read(path: Path) -> Checkpoint:
     try:
         state = json.loads((path / STATE).read_text(encoding="utf-8"))
+        if state.get("format", FORMAT) > FORMAT:
+            raise UsageError(
+                f"{path} was written by a newer version of wide (format {state['format']}, this one knows {FORMAT}): "
+                "update"
+            )
         for name, digest in state["files"].items():
             if _digest(path / name) != digest:
                 raise Broken(f"{name} is not what was written")
@@ -126,7 +132,7 @@ def _fill(temporary: Path, checkpoint: Checkpoint) -> None:
     save_file(checkpoint.others, temporary / OPTIMIZER)
     reach("checkpoint.after_optimizer")
     files = {name: _digest(temporary / name) for name in (MODEL, OPTIMIZER)}
-    state = {"step": checkpoint.step, "files": files} | checkpoint.state
+    state = {"format": FORMAT, "step": checkpoint.step, "files": files} | checkpoint.state
     (temporary / STATE).write_text(json.dumps(state, allow_nan=False), encoding="utf-8")
     for name in (MODEL, OPTIMIZER, STATE):
         _sync(temporary / name)

@@ -32,4 +32,6 @@ def load_weights(model: nn.Module, run_dir: Path) -> nn.Module:
     """Put the run's newest weights into a freshly built model."""
     _, newest, _ = checkpoint.newest(run_dir / "checkpoints")
     model.load_state_dict(newest.model, strict=False)
+    for name, parameter in model.named_parameters():  # the loss may have unfrozen some
+        parameter.requires_grad_(newest.state.get("moved", {}).get(name, parameter.requires_grad))
     return model

@@ -68,8 +68,8 @@ def _quickest(strategy: str, nodes: list[Measured], setting: Setting) -> float:
 
 def _reason(picked: str, forecasts: dict[str, Forecast]) -> str:
     mine = forecasts[picked]
-    others = ", ".join(f"{name} {f.batches_per_s:.3g}" for name, f in forecasts.items() if name != picked)
-    rate = f"{mine.batches_per_s:.3g} batches/s, {mine.utilisation:.0%} of what the nodes can compute"
+    others = ", ".join(f"{name} {_plain(f.batches_per_s)}" for name, f in forecasts.items() if name != picked)
+    rate = f"{_plain(mine.batches_per_s)} batches/s, {mine.utilisation:.0%} of what the nodes can compute"
     return f"{STRATEGIES[picked].why}: {rate}; {others}"
 
 
@@ -82,6 +82,10 @@ def _burdens(picked: str, nodes: list[Measured], setting: Setting) -> dict[int, 
         without = _quickest(picked, [other for other in nodes if other is not node], setting)
         if without > BURDEN * with_all:
             found[node.node] = (
-                f"{node.name} slows the pool down: {with_all:.3g} batches/s with it, {without:.3g} without"
+                f"{node.name} slows the pool down: {_plain(with_all)} batches/s with it, {_plain(without)} without"
             )
     return found
+
+
+def _plain(rate: float) -> str:
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"

@@ -1,4 +1,4 @@
-"""What this process uses of its machine, and what its bits depend on."""
+"""What this process uses of its machine, and which machine that is."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import uuid
 from pathlib import Path
 
 import psutil
-import torch
 
 
 @functools.cache
@@ -27,8 +26,3 @@ def machine() -> str:
     boot = Path("/proc/sys/kernel/random/boot_id")  # cloned machines may share a name, and even an address
     known = (socket.gethostname(), uuid.getnode(), boot.read_text() if boot.exists() else "")
     return hashlib.sha256(repr(known).encode()).hexdigest()[:32]
-
-
-def build(device: torch.device, threads: int) -> str:
-    """Same words, same bits: torch build, kind of device, threads, instruction set."""
-    return f"torch {torch.__version__}, {device.type}, {threads} threads, {torch.backends.cpu.get_cpu_capability()}"

@@ -6,6 +6,7 @@ terminal, plan, result, run.db's series. Nothing looks into the coordinator itse
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -58,7 +59,11 @@ class Snapshot:
 
 
 class Window:
-    """Where the newest snapshot is to be seen."""
+    """Where the newest snapshot is to be seen; and, before training begins, what is being done, and since when."""
 
     def __init__(self) -> None:
         self.latest = Snapshot(0.0)
+        self.phase = ("", 0.0)
+
+    def enter(self, phase: str) -> None:
+        self.phase = (phase, time.monotonic())

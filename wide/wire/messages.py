@@ -19,7 +19,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-PROTOCOL = 5
+PROTOCOL = 7
 BEAT_S = 1.0  # whoever has said nothing else for so long says Alive
 MOST_S = 1e9  # thirty years; sums of them stay finite
 MOST_LOSS = 1e100  # and so do sums of these
@@ -54,7 +54,11 @@ class Welcome(Message, frozen=True):
     node: int
     seed: int
     data: str  # "local", "stream" or "auto"
-    checks: int = 0  # if not 0, please try whether the job gives the same numbers twice; if 2, in another order
+    checks: int = (
+        0  # 1: please try whether the job gives the same numbers twice; 2: in another order; 3: only keep an eye
+    )
+    moved: list[str] = []  # parameters that the loss moves: their values travel with every update
+    memory: tuple[int, int, int] | None = None  # of mine, that you can see if you run beside me: what is in there?
 
 
 class Probe(Message, frozen=True):
@@ -82,6 +86,7 @@ class Ready(Message, frozen=True):
     program: dict[str, list[int]] = {}  # the job's file ("") and those beside it: a checksum of each line
     probes: list[tuple[int, str]] = []  # some of my samples by number, and their fingerprints
     check: str = ""  # a fingerprint of what I computed, if you asked for that
+    memory: str = ""  # what is in your memory, where you told me to look: weights and updates can be left there
 
 
 class Work(Message, frozen=True):
@@ -106,6 +111,9 @@ class Work(Message, frozen=True):
     wants_speeds: tuple[str, ...] = ()  # please try these codecs on your next update, and tell me how it went
     strategy: str = "sync"
     group: int = 0
+    weights_at: tuple[int, int] | None = None  # they are not sent, but lie here in my memory until you answer
+    update_at: tuple[int, int] | None = None  # and here I would like to find your update, instead of its payload
+    core: int = -1  # your machine is full: please compute on this one of the cores that you may use
 
 
 class Update(Message, frozen=True):
@@ -125,10 +133,22 @@ class Update(Message, frozen=True):
     received_s: Seconds = 0.0  # this time
     speeds: dict[str, tuple[float, float, float, float, float]] | None = None  # codec.speeds.Speed
     distracted_s: Seconds = 0.0  # the longest while in which I did not look for more of it
+    is_finite: bool = True  # all of it; said of an update that lies in your memory, and was looked through here
 
 
 class Part(Message, frozen=True):
     """The next piece of what I said before. Payload: the piece, encoded."""
+
+
+class Progress(Message, frozen=True):
+    """How the pool is doing, now and then, for whoever sits in front of this machine."""
+
+    step: int
+    steps: int | None
+    left_s: float | None
+    batches: int  # that are merged
+    yours: int  # of these
+    per_s: float  # yours, lately
 
 
 class Failed(Message, frozen=True):
@@ -139,6 +159,7 @@ class Failed(Message, frozen=True):
     problem: str
     details: str
     is_everywhere: bool = False  # it is the job's own fault: whoever tries it will fail
+    moved: list[str] = []  # nothing is wrong, but these parameters are moved by the loss, and you did not know
 
 
 class Leaving(Message, frozen=True):
@@ -181,7 +202,23 @@ class Planned(Message, frozen=True):
 
 TYPES: dict[int, type[Message]] = dict(
     enumerate(
-        (Hello, Welcome, Ready, Work, Update, Failed, Leaving, Evaluate, Evaluated, Stop, Probe, Part, Planned, Alive),
+        (
+            Hello,
+            Welcome,
+            Ready,
+            Work,
+            Update,
+            Failed,
+            Leaving,
+            Evaluate,
+            Evaluated,
+            Stop,
+            Probe,
+            Part,
+            Planned,
+            Alive,
+            Progress,
+        ),
         start=1,
     )
 )

@@ -1,0 +1,161 @@
+"""Does the user's loss change what only the optimizer should change? Looked at around every lease, cheaply: pointers,
+flags and version counters tell most of it; a sum over the memory itself tells the rest, as often as it costs little.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from wide.codec.layout import Flat, Layout
+from wide.errors import ParametersMoved, TrainingFailed
+
+STRETCH = 61  # words that are added up: so few that an order shows, and odd, so that a change of all signs does
+SMALL_NBYTES = 256 << 10  # so much is always looked at: 10 µs
+FIRST_LEASES = 20  # around these all is looked at, whatever it costs
+SELDOM = 16  # every so many leases strides, shapes and the objects themselves are looked at
+LOOKS = 3  # before a lease, after its first batch, after it
+SHARE = 0.01  # of the time spent on leases, for looking at all of the memory later
+
+
+class Home(NamedTuple):
+    """Where the model keeps a parameter, and how it was in the beginning."""
+
+    name: str
+    owner: dict[str, nn.Parameter | None]
+    key: str
+    parameter: nn.Parameter
+    state: tuple[int, bool, tuple[int, ...], torch.Size]  # pointer, requires_grad, stride, shape
+
+
+class Watch:
+    """`begin` before a lease's batches, `end` after them. What is known to move (`layout.moved`) may do so."""
+
+    def __init__(self, model: nn.Module, layout: Layout, bound: Flat) -> None:
+        fixed = layout.fixed
+        self._homes = _homes(model)
+        self._fixed = [home for home in self._homes if home.name in fixed]
+        self._parameters = [home.parameter for home in self._fixed]
+        self._pointers = [p.data_ptr() for p in self._parameters]
+        self._flags = [p.requires_grad for p in self._parameters]
+        self._owners = [(module._parameters, len(module._parameters)) for module in model.modules()]
+        slots = sorted((slot for slot in layout.slots if slot.nbytes), key=lambda slot: slot.offset)
+        is_here = bound.raw.device.type == "cpu"
+        is_small = is_here and len(bound.raw) <= SMALL_NBYTES
+        starts: list[int] = []  # of stretches of words
+        self._names: list[str] = []  # whose they are; "": may change
+        for slot in slots:
+            first, end = slot.offset // 8, -(-(slot.offset + slot.nbytes) // 8)
+            step = 1 if is_small else STRETCH if is_here else end - first  # elsewhere each stretch is a call
+            own = range(first, end, step)
+            starts += own
+            self._names += [slot.name if slot.name in fixed else ""] * len(own)
+        self._sum = _copying(bound.raw, starts) if is_small else _summing(bound.raw, starts)
+        self._is_always_whole = bool(layout.moved) or is_small  # those who move may move more
+        self._was_always_whole = True
+        self._owed_s = self._began_at = 0.0
+        self._leases = 0
+        self._versions: list[int] = []
+        self._before: np.ndarray | None = None
+
+    def begin(self) -> None:
+        self._versions = [p._version for p in self._parameters]
+        self._leases += 1
+        if self._is_always_whole:
+            self._before = self._sum()
+        elif self._leases <= FIRST_LEASES or self._owed_s >= 0:
+            began = time.perf_counter()
+            self._before = self._sum()
+            self._began_at = time.perf_counter()
+            self._owed_s -= LOOKS * (self._began_at - began)
+        else:
+            self._before, self._was_always_whole = None, False
+            self._began_at = time.perf_counter()
+
+    def first_batch(self) -> None:
+        """Two batches may undo what each of them does: so there is a look after the first one, too. Raises as `end`."""
+        if self._before is not None:
+            self._compare([])
+
+    def end(self) -> None:
+        """Raises, if something has moved."""
+        moved: list[str] = []
+        parameters = self._parameters
+        if [p._version for p in parameters] != self._versions or [p.data_ptr() for p in parameters] != self._pointers:
+            moved = self._moved()
+        if self._leases <= FIRST_LEASES or self._leases % SELDOM == 0:
+            moved = self._moved()
+            self._check_objects()
+        if not self._is_always_whole:
+            self._owed_s += SHARE * (time.perf_counter() - self._began_at)
+        self._compare(moved)
+
+    def _moved(self) -> list[str]:
+        return [
+            home.name
+            for home, p, version in zip(self._fixed, self._parameters, self._versions, strict=True)
+            if (p._version, p.data_ptr(), p.requires_grad, p.stride(), p.shape) != (version, *home.state)
+        ]
+
+    def _compare(self, moved: list[str]) -> None:
+        if self._before is not None and (now := self._sum()).tobytes() != self._before.tobytes():
+            moved += [name for name in self._changed(self._before, now) if name not in moved]
+        if [p.requires_grad for p in self._parameters] != self._flags:
+            moved += [name for name in self._moved() if name not in moved]
+        if moved:
+            raise ParametersMoved(moved)
+
+    def _changed(self, before: np.ndarray, now: np.ndarray) -> list[str]:
+        found = list(dict.fromkeys(name for i in np.flatnonzero(now != before) if (name := self._names[i])))
+        if found and not self._was_always_whole:
+            raise TrainingFailed(
+                f"parameter {found[0]} is changed by the loss in place, by way of .data, and not from the first batch "
+                "on, which is noticed too late: change it under torch.no_grad() instead"
+            )
+        return found
+
+    def _check_objects(self) -> None:
+        """A parameter in the place of another one, or a new one: the optimizer does not know it."""
+        for home in self._homes:
+            if home.owner.get(home.key) is not home.parameter:
+                raise TrainingFailed(
+                    f"parameter {home.name} was replaced by another object while a batch was computed, and the "
+                    "optimizer knows only the first one: assign its value instead (.data = …, or copy_ under "
+                    "torch.no_grad())"
+                )
+        for owner, count in self._owners:
+            if len(owner) != count:
+                raise TrainingFailed(
+                    f"parameter {list(owner)[-1]} was added while a batch was computed, and no optimizer knows it: "
+                    "make it in model()"
+                )
+
+
+def _homes(model: nn.Module) -> list[Home]:
+    names = {id(parameter): name for name, parameter in model.named_parameters()}  # of tied ones the first
+    return [
+        Home(names[id(p)], module._parameters, key, p, (p.data_ptr(), p.requires_grad, p.stride(), p.shape))
+        for module in model.modules()
+        for key, p in module._parameters.items()
+        if p is not None
+    ]
+
+
+def _copying(memory: torch.Tensor, starts: list[int]) -> Callable[[], np.ndarray]:
+    words, wanted = memory.view(torch.int64).numpy(), np.array(starts, dtype=np.intp)
+    return functools.partial(words.take, wanted)
+
+
+def _summing(memory: torch.Tensor, starts: list[int]) -> Callable[[], np.ndarray]:
+    """What gives one number for each stretch, which a change of it would change."""
+    words = memory.view(torch.int64)
+    if memory.device.type == "cpu":
+        return functools.partial(np.add.reduceat, words.numpy(), np.array(starts, dtype=np.intp))
+    parts = [words[start:end] for start, end in zip(starts, [*starts[1:], len(words)], strict=True)]
+    return lambda: torch.stack([part.sum() for part in parts]).cpu().numpy()
