@@ -11,9 +11,10 @@ import pytest
 from tests.processes import ROOT, wide
 from wide.cli.main import main
 from wide.config import Sockets, resolve
-from wide.errors import UsageError
+from wide.errors import ConnectionLost, Unreachable, UsageError
+from wide.transport import tcp
 from wide.transport.connection import Connection
-from wide.transport.tcp import IOV_MAX, Listener, TcpStream, connect
+from wide.transport.tcp import IOV_MAX, Listener, TcpStream, address_here, connect
 from wide.wire import messages as say
 
 
@@ -175,3 +176,51 @@ def test_a_pool_trains_with_other_options(tmp_path):
         "run", ROOT / "examples" / "seed.py", "--nodes", 2, "--steps", 4, "--socket", options, cwd=tmp_path
     )
     assert code == 0, err
+
+
+@pytest.mark.skipif(address_here() is None, reason="this system has no such sockets")
+def test_a_socket_of_this_machine_carries_what_tcp_carries_and_has_no_options():
+    address = address_here()
+    with closing(Listener(address, 0, Sockets(quickack=True))) as listener:
+        caller = connect(address, 0, Sockets(quickack=True))
+        stream, where = listener.accept()
+        assert where == "localhost"
+        payload, kept = memoryview(bytes(range(256)) * 4096), Kept()
+        sender, receiver = Connection(caller), Connection(stream)
+        receiver.reader.allow(kept, 1 << 10, 1 << 21)
+        thread = threading.Thread(target=sender.send, args=(say.Leaving("x"), payload))
+        thread.start()
+        stream.set_blocking(True)
+        assert receiver.wait() == say.Leaving("x")
+        thread.join()
+        assert kept.payload == payload
+    with pytest.raises(Unreachable):
+        connect(address, 0)
+
+
+def test_another_users_process_is_not_let_in_by_this_machines_socket(monkeypatch):
+    address = address_here()
+    if address is None:
+        pytest.skip("this system has no such sockets")
+    with closing(Listener(address, 0)) as listener:
+        caller = connect(address, 0)
+        monkeypatch.setattr(tcp.os, "getuid", lambda: 12345)
+        assert listener.accept() is None
+        with pytest.raises(ConnectionLost):
+            caller.receive_into(memoryview(bytearray(1)))
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(address_here() is None, reason="this system has no such sockets")
+def test_a_pool_of_this_machine_alone_listens_at_no_port(tmp_path):
+    (tmp_path / "job.py").write_text(
+        "import psutil, tests.jobs\n"
+        "def data():\n"
+        "    ports = [c.laddr for c in psutil.Process().net_connections('inet')]\n"
+        "    open('ports', 'a').write(f'{ports}\\n')\n"
+        "    return tests.jobs.points()\n"
+        "job = tests.jobs.make(dataset=data, steps=2)\n"
+    )
+    code, _, err = wide("run", "job.py", "--nodes", 2, cwd=tmp_path)
+    assert code == 0, err
+    assert set((tmp_path / "ports").read_text().splitlines()) == {"[]"}

@@ -40,7 +40,8 @@ class Door:
 
     def is_here(self, hello: Hello, address: str) -> bool:
         """Does it run on this machine? A tunnel from elsewhere ends here too, but says another name."""
-        return ipaddress.ip_address(address.rpartition(":")[0]).is_loopback and hello.host == socket.gethostname()
+        host = address.rpartition(":")[0]
+        return not host or (ipaddress.ip_address(host).is_loopback and hello.host == socket.gethostname())
 
     def check_model(self, ready: Ready, tensors: list[Tensor]) -> None:
         if differs := difference(ready.tensors, tensors):

@@ -15,13 +15,14 @@ import msgspec
 from wide.config import Options
 from wide.launch.processes import GRACE_S, Children
 from wide.transport.endpoint import Endpoint
-from wide.transport.tcp import Listener
+from wide.transport.tcp import Listener, address_here
 
 
 class Launcher(Protocol):
     """Starts nodes for a pool."""
 
     is_open: bool  # may others come, too?
+    is_here: bool  # does it start them on this machine?
 
     def start(self, endpoint: Endpoint) -> None: ...
     def trouble(self) -> str: ...  # why no node will ever come any more, if so
@@ -42,6 +43,8 @@ class Member(msgspec.Struct, frozen=True):
 class LocalNodes:
     """`count` node processes on this machine; if the pool is open, others may come by themselves."""
 
+    is_here = True
+
     def __init__(self, job: str | bytes, options: Options, count: int, is_open: bool = False) -> None:
         self._job, self._options, self._count, self.is_open = job, options, count, is_open
         self._children = Children()
@@ -61,26 +64,42 @@ class LocalNodes:
 
 
 class Crew:
-    """The listener, the nodes that a launcher starts, and an evaluator if the job evaluates."""
+    """The listeners, the nodes that a launcher starts, and an evaluator if the job evaluates. A pool of this machine
+    alone is not to be seen in any network, where that is possible.
+    """
 
     def __init__(
         self, job: str | bytes, options: Options, launcher: Launcher, evaluates: bool, token: str = ""
     ) -> None:
-        self.listener = Listener(options.host, options.port, options.socket)
+        here = address_here()
+        self._here = Listener(here, 0) if here is not None else None
+        is_seen = launcher.is_open or not launcher.is_here or self._here is None
+        self.listener = Listener(options.host, options.port, options.socket) if is_seen else None
         self.token, self.evaluator_token = token or secrets.token_hex(16), secrets.token_hex(16)
         self.is_open, self.trouble = launcher.is_open, launcher.trouble
         self._launcher, self._evaluator = launcher, Children()
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.listener.host, self.listener.host)
-        launcher.start(Endpoint(host, self.listener.port, self.token, options.socket))
+        launcher.start(self._endpoint(launcher.is_here, self.token, options))
         if evaluates:
-            endpoint = Endpoint(host, self.listener.port, self.evaluator_token, options.socket)
+            endpoint = self._endpoint(True, self.evaluator_token, options)
             member = Member("evaluator", 0, endpoint, job, "cpu", options.log)
             self._evaluator.start("wide.launch.child", "serve_pool", member)
+
+    @property
+    def listeners(self) -> list[Listener]:
+        return [listener for listener in (self._here, self.listener) if listener is not None]
+
+    def _endpoint(self, is_here: bool, token: str, options: Options) -> Endpoint:
+        """For a node on this machine, or elsewhere."""
+        listener = self._here if is_here and self._here is not None else self.listener
+        assert listener is not None
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(listener.host, listener.host)
+        return Endpoint(host, listener.port, token, options.socket)
 
     def is_evaluator_gone(self) -> bool:
         return self._evaluator.are_all_gone
 
     def close(self) -> None:
-        self.listener.close()
+        for listener in self.listeners:
+            listener.close()
         self._launcher.close()
         self._evaluator.stop(GRACE_S)

@@ -39,8 +39,10 @@ def serve(spec: str, options: Options, token_file: str | None) -> Result:
     with contextlib.closing(Crew(spec, options, launcher, job.evaluate is not None, token)) as crew:
         where = f"--token-file {shlex.quote(str(path))}" if path else "with the same WIDE_TOKEN"
         print(f"waiting for nodes; on each machine, with a copy of {spec} and the token:", file=sys.stderr)
-        for address in addresses(crew.listener.host):
-            line = f"wide join {address}:{crew.listener.port} --job {shlex.quote(spec)} {where}"
+        listener = crew.listener
+        assert listener is not None  # the pool is open
+        for address in addresses(listener.host):
+            line = f"wide join {address}:{listener.port} --job {shlex.quote(spec)} {where}"
             print(f"  {line}", file=sys.stderr, flush=True)
         return training.train(crew)
 

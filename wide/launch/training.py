@@ -250,7 +250,7 @@ class Training:
             raise TrainingFailed(problem)
         feed, encoders = Feed(samples, course.schedule), Encoders()
         evaluates = self.job.evaluate is not None and not self.options.only_plans
-        hub, common = TcpHub(crew.listener), self._common
+        hub, common = TcpHub(*crew.listeners), self._common
         server = assembly.server(course, hub, door, feed, encoders, crew.is_open, evaluates, common=common)
         self._began(server.run)
         try:

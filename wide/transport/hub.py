@@ -42,11 +42,11 @@ class Hub(Protocol):
 
 
 class TcpHub:
-    """One listener, one selector, and a bell that other threads ring to wake the loop."""
+    """Listeners, one selector, and a bell that other threads ring to wake the loop."""
 
-    def __init__(self, listener: Listener) -> None:
+    def __init__(self, *listeners: Listener) -> None:
         self.idle_s = 0.0
-        self._listener = listener
+        self._listeners = listeners
         self._heard, self._rung = socket.socketpair()
         self._heard.setblocking(False)
         self._rung.setblocking(False)
@@ -68,7 +68,8 @@ class TcpHub:
         return ready
 
     def accept(self) -> tuple[TcpStream, str] | None:
-        return self._listener.accept()
+        callers = (caller for listener in self._listeners if (caller := listener.accept()) is not None)
+        return next(callers, None)
 
     def register(self, stream: TcpStream, key: object) -> None:
         self._selector.register(stream, selectors.EVENT_READ, key)
@@ -87,14 +88,16 @@ class TcpHub:
     def listen(self, is_wanted: bool) -> None:
         if is_wanted != self._is_listening:
             self._is_listening = is_wanted
-            if is_wanted:
-                self._selector.register(self._listener, selectors.EVENT_READ, CALLERS)
-            else:
-                self._selector.unregister(self._listener)
+            for listener in self._listeners:
+                if is_wanted:
+                    self._selector.register(listener, selectors.EVENT_READ, CALLERS)
+                else:
+                    self._selector.unregister(listener)
 
     def stop_listening(self) -> None:
         self.listen(False)
-        self._listener.close()
+        for listener in self._listeners:
+            listener.close()
 
     def close(self) -> None:
         self._selector.close()

@@ -1,12 +1,17 @@
-"""TCP streams. Knows sockets and their options, and translates OSError; knows nothing of frames or messages."""
+"""Streams over sockets: TCP, and sockets of this machine alone, over which a message takes half the time. Knows sockets
+and their options, and translates OSError; knows nothing of frames or messages.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import math
+import os
+import secrets
 import select
 import socket
+import struct
 import sys
 from collections.abc import Sequence
 
@@ -18,6 +23,13 @@ IOV_MAX = 1024  # buffers in one vectored call: Linux, macOS and the BSDs take n
 PATIENCE = 4  # keepalive periods without an answer, or without room for what we send, until a peer counts as gone
 SILENCE_S = 120.0  # a coordinator says every second that it is there, unless it is busy with a long step
 DEFAULTS = Sockets()
+HERE = "\0"  # an address that begins so is a name, known to this machine only: no file, and gone with its listener
+CREDENTIALS = struct.Struct("3i")  # process, user, group
+
+
+def address_here() -> str | None:
+    """A new one; None, if this system has none."""
+    return f"{HERE}wide-{secrets.token_hex(16)}" if sys.platform == "linux" else None
 
 
 class TcpStream:
@@ -29,7 +41,7 @@ class TcpStream:
         self._recv_into = sock.recv_into
         self._read_nbytes = sockets.read_nbytes or sys.maxsize
         self._quickack = getattr(socket, "TCP_QUICKACK", 0) if sockets.quickack else 0
-        with contextlib.suppress(OSError):  # a peer that is already gone shows itself at the first read
+        with contextlib.suppress(OSError):  # one of this machine has none; who is gone shows itself at the first read
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, sockets.nodelay)
             _watch_peer(sock, sockets.keepalive_s)
 
@@ -123,11 +135,15 @@ def connect(
             "and may this machine reach it?"
         ) from None
     sock.settimeout(silence_s)
-    return TcpStream(sock, sockets, silence_s)
+    return TcpStream(sock, DEFAULTS if host.startswith(HERE) else sockets, silence_s)
 
 
 def _dial(host: str, port: int, sockets: Sockets, timeout_s: float) -> socket.socket:
     """socket.create_connection, with the buffers sized before it connects."""
+    if host.startswith(HERE):
+        sock = socket.socket(socket.AF_UNIX)
+        sock.connect(host)
+        return sock
     problem = OSError("the name has no address")
     for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
         sock = socket.socket(family, kind, protocol)
@@ -147,18 +163,20 @@ class Listener:
     """A listening socket that hands out non-blocking streams."""
 
     def __init__(self, host: str, port: int, sockets: Sockets = DEFAULTS) -> None:
-        self._sockets = sockets
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._is_here = host.startswith(HERE)
+        self._sockets = DEFAULTS if self._is_here else sockets
         try:
-            self._sock = socket.create_server((host, port), family=family, backlog=BACKLOG)
-            _size_buffers(self._sock, sockets)
+            self._sock = _listen_here(host) if self._is_here else _listen(host, port, sockets)
         except OSError as error:
             raise UsageError(
                 f"cannot listen on {host} port {port} ({error.strerror or error}): choose another with --port"
             ) from None
         self._sock.setblocking(False)
         _allow_many_files()
-        self.host, self.port = self._sock.getsockname()[:2]
+        self.host: str = host
+        self.port: int = 0
+        if not self._is_here:
+            self.host, self.port = self._sock.getsockname()[:2]
 
     def fileno(self) -> int:
         return self._sock.fileno()
@@ -174,14 +192,37 @@ class Listener:
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 raise ConnectionLost("too many connections are open") from None
             return None
+        if self._is_here and not _is_own_user(sock):
+            sock.close()
+            return None
         sock.setblocking(False)
-        return TcpStream(sock, self._sockets), f"{address[0]}:{address[1]}"
+        return TcpStream(sock, self._sockets), "localhost" if self._is_here else f"{address[0]}:{address[1]}"
 
     def close(self) -> None:
         """Callers that were never accepted are sent away too, even if forked children still hold this socket."""
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
+
+
+def _listen(host: str, port: int, sockets: Sockets) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.create_server((host, port), family=family, backlog=BACKLOG)
+    _size_buffers(sock, sockets)
+    return sock
+
+
+def _listen_here(name: str) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX)
+    sock.bind(name)
+    sock.listen(BACKLOG)
+    return sock
+
+
+def _is_own_user(sock: socket.socket) -> bool:
+    """The name is no secret: everybody on this machine can see it."""
+    user: int = CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))[1]
+    return user == os.getuid()
 
 
 def _allow_many_files() -> None:
