@@ -1,7 +1,8 @@
 """Who is given what, and when it is better to wait. Pure: knows members, leases and a policy's answers.
 
 A node is given its part, by speed, of what there is. When nothing is free, an idle node takes over what a slow one
-holds, if it should be done much sooner; the first result counts.
+holds, if it should be done much sooner; the first result counts. Otherwise it may be given work for the next version
+ahead of time: it fetches its data, and begins when that version is made. Only then that work is a lease.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ class Granting:
         self.started_at: float | None = None
         self.is_paused = self.is_careful = False
         self._granted = 0
+        self._ahead: dict[int, Lease] = {}  # by node: for the next version
         self._changes = -1  # how often the strategy was changed
         self._pool_rate = 0.0  # batches/s of all measured members together, as of the last version
         self._strategy: Strategy
@@ -34,8 +36,16 @@ class Granting:
         self._changes += 1
 
     def version_made(self, now: float) -> None:
+        for lease in self._ahead.values():
+            lease.granted_at = now
+            self._leases.grant(lease)
+        self._ahead.clear()
         members = self._roster.members.values()
         self._pool_rate = sum(m.batches_per_s or 0.0 for m in members if not m.is_silent and self._has_turn(m, now))
+
+    def forget(self, node: int) -> None:
+        if (lease := self._ahead.pop(node, None)) is not None:
+            self._policy.give_back(lease.block)
 
     def to_all(self, version: int, now: float) -> list[Action]:
         if self._may_not(now):
@@ -49,6 +59,9 @@ class Granting:
             actions += (given := self._give(member, version, now, len(idle) - i))
             if not (given or policy.free or member.leases) and policy.may_lease(member.node):
                 break  # what is not worth the quickest one's while is not worth anybody's
+        if not policy.free:
+            for member in idle:
+                actions += self._give_ahead(member, version, now)
         return actions
 
     def to_one(self, member: Member, version: int, now: float) -> list[Action]:
@@ -57,7 +70,7 @@ class Granting:
             return self._in_place_of(member, version, now)
         if member.is_silent or member.is_leaving or self._may_not(now):
             return []
-        return self._give(member, version, now, 1)
+        return self._give(member, version, now, 1) or self._give_ahead(member, version, now)
 
     def _in_place_of(self, member: Member, version: int, now: float) -> list[Action]:
         """Its turn is over: work for those of its machine who wait."""
@@ -65,7 +78,7 @@ class Granting:
         for node in self._machines.in_place_of(member.node, now):
             other = self._roster.members[node]
             if not (other.leases or other.is_silent or other.is_leaving or self._may_not(now)):
-                actions += self._give(other, version, now, 1)
+                actions += self._give(other, version, now, 1) or self._give_ahead(other, version, now)
         return actions
 
     def _has_turn(self, member: Member, now: float) -> bool:
@@ -91,12 +104,28 @@ class Granting:
                 break
             if self.started_at is None:
                 self.started_at = now
-            self._granted += 1
-            self._leases.grant(Lease(self._granted, member.node, block, group, policy.age, now, self._changes))
+            lease = self._lease(member, Cut(block, group), policy.age, now)
+            self._leases.grant(lease)
             self._roster.something_changed()
-            core = self._machines.core_of(member.node, now) if self._strategy.takes_turns else -1
-            actions.append(GrantLease(member.node, self._granted, block, group, version, self._strategy.name, core))
+            actions.append(self._action(lease, version, now))
         return actions
+
+    def _give_ahead(self, member: Member, version: int, now: float) -> list[Action]:
+        """Nothing is left to be done for this version, but others are still at it: something for the next one."""
+        if member.leases or member.node in self._ahead or self.is_careful:
+            return []
+        if (cut := self._policy.cut_ahead(self._share(member, 1, now))) is None:
+            return []
+        lease = self._ahead[member.node] = self._lease(member, cut, self._policy.age + 1, now)
+        return [self._action(lease, version + 1, now)]
+
+    def _lease(self, member: Member, cut: Cut, age: int, now: float) -> Lease:
+        self._granted += 1
+        return Lease(self._granted, member.node, cut.block, cut.group, age, now, self._changes)
+
+    def _action(self, lease: Lease, version: int, now: float) -> GrantLease:
+        core = self._machines.core_of(lease.node, now) if self._strategy.takes_turns else -1
+        return GrantLease(lease.node, lease.number, lease.block, lease.group, version, self._strategy.name, core)
 
     def _rescue(self, member: Member, now: float) -> Cut | None:
         late = self._roster.worth_rescuing(member, now)

@@ -329,7 +329,7 @@ class Server:
     def _make_version(self, make: events.MakeVersion) -> Pending | None:
         self.exchange.version_made(make.version + 1)
         copy = self.exchange.room_for_version(make.version + 1) if self.run.aside.is_used else None
-        return self.run.make_version(make, copy)
+        return afterwards(self.run.make_version(make, copy), self.exchange.release)
 
     def _change_strategy(self, change: events.ChangeStrategy) -> None:
         self.run.performers[events.ChangeStrategy](change)

@@ -170,6 +170,7 @@ class Pool:
         return [DropNode(member.node, why), *(self._settle(now) or self._grant_all(now))]
 
     def _forget(self, node: int) -> None:
+        self._granting.forget(node)
         self.leases.farewell(node)
         self._machines.left(node)
 

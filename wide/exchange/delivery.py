@@ -43,8 +43,20 @@ class Assignment(NamedTuple):
     core: int = -1
 
 
+class Bundle(NamedTuple):
+    """A version on its way to a node: raw in the payload, encoded in parts, or where it lies in our memory. Empty, if
+    the node has it.
+    """
+
+    payload: list[memoryview] = []
+    codecs: list[str] = []
+    parts: Parts = []
+    is_whole: bool = False
+    at: Name | None = None
+
+
 class Delivery:
-    """Sends `Work`."""
+    """Sends `Work`, and weights to those who have work already."""
 
     def __init__(
         self,
@@ -58,6 +70,8 @@ class Delivery:
         self.versions, self._feed, self._codecs = versions, feed, codecs
         self._encoders, self._board, self._spare = encoders, board, spare
         self._is_read_in_place = False  # by nodes on this machine: nobody is at a version when the next one is made
+        self._version = 0  # that is made
+        self._waiting: dict[Peer, None] = {}  # those who have work for the next one
         self.batch_nbytes = 0  # of the last lease whose batches were streamed
 
     def has_built(self, peer: Peer, version: int, keeps_versions: bool) -> None:
@@ -77,17 +91,13 @@ class Delivery:
             return None  # where updates overlap, weights may be moved once more before they are sent
         return self.versions.reserve(version, self._in_flight())
 
-    def deliver(self, peer: Peer, it: Assignment) -> None:
+    def deliver(self, peer: Peer, it: Assignment, is_ahead: bool = False) -> None:
+        """`is_ahead`: its version is not made yet."""
         log.debug("node %d gets lease %d: batches %d…%d of the run", peer.node, it.lease, it.first, it.end - 1)
         outgoing, schedule = peer.outgoing, self._feed.schedule
         stretches = schedule.stretches(it.first, it.end)
-        payload: list[memoryview] = []
-        if self.versions.newest < 0 and not peer.shares_memory:
-            self._open(it.version)  # a node may have built it by itself; the next one is compared with it
-        is_new = outgoing.version != it.version
-        weights_at = self._lay_out(peer, it.version) if is_new else None
-        is_sent = is_new and weights_at is None
-        codecs, parts, is_whole = self._weights(peer, it.version, payload) if is_sent else ([], [], False)
+        weights = Bundle() if is_ahead else self._weights(peer, it.version)
+        payload, parts = [*weights.payload], [*weights.parts]
         weights_nbytes = sum(len(view) for view in payload)
         packed: list[Packed] = []
         batches_codec = RAW
@@ -99,15 +109,15 @@ class Delivery:
         sizes = [size for stretch in stretches for size in schedule.sizes(*stretch)]
         codec = peer.link.codecs[self._codecs.update_role]
         room = self._room(peer) if codec == RAW else None
-        sent = outgoing.leases[it.lease] = Sent(sizes, codec, room, it.version if weights_at is not None else NEVER)
+        sent = outgoing.leases[it.lease] = Sent(sizes, codec, room, it.version if weights.at is not None else NEVER)
         work = say.Work(
             lease=it.lease,
             stretches=[(step.number, first, end - first, step.samples) for step, first, end in stretches],
             sizes=sent.sizes,
             weights_nbytes=weights_nbytes,
             batches=None if peer.has_data else [batch.description for batch in packed],
-            weights_codecs=codecs,
-            is_whole=is_whole,
+            weights_codecs=weights.codecs,
+            is_whole=weights.is_whole,
             batches_codec=batches_codec,
             runs=[(batch.nbytes, batch.width) for batch in packed],
             reply_codec=sent.codec,
@@ -115,22 +125,47 @@ class Delivery:
             wants_speeds=self._codecs.take_wish(peer) if peer.link.wants_speeds else (),
             strategy=it.strategy,
             group=it.group,
-            weights_at=weights_at,
+            weights_at=weights.at,
             update_at=room.memory.name if room is not None else None,
             core=it.core,
+            is_ahead=is_ahead,
         )
         outgoing.refused, outgoing.is_new = 0, False
+        if is_ahead:
+            outgoing.ahead, outgoing.awaits = it.lease, it.version
+            self._waiting[peer] = None
         self._send(peer, work, payload, parts)
 
+    def release(self, version: int) -> None:
+        """This version is made: weights for whoever has work for it."""
+        self._version = version
+        for peer in list(self._waiting):
+            self._begin(peer)
+
+    def _begin(self, peer: Peer) -> None:
+        """Who is at something else meanwhile hears of it when that is answered: new weights would get in its way."""
+        outgoing = peer.outgoing
+        if outgoing.is_at_work or outgoing.awaits > self._version:
+            return
+        del self._waiting[peer]
+        it = self._weights(peer, self._version)
+        nbytes = sum(len(view) for view in it.payload)
+        weights = say.Weights(nbytes, it.codecs, it.is_whole, it.at, outgoing.refused)
+        outgoing.ahead = outgoing.refused = 0
+        self._send(peer, weights, it.payload, it.parts)
+
     def refused(self, peer: Peer, lease: int) -> None:
-        """The update for this lease did not count: its node hears of it with its next work."""
+        """The update for this lease did not count: its node hears of it with its next work, or the weights for that."""
         peer.outgoing.refused = lease
+        if peer in self._waiting:
+            self._begin(peer)
 
     def answered(self, peer: Peer, lease: int) -> Sent | None:
         return peer.outgoing.leases.pop(lease, None)
 
     def forget(self, peer: Peer) -> None:
         """What it may still write into is nobody else's any more."""
+        self._waiting.pop(peer, None)
         peer.outgoing.pending.clear()
         for sent in peer.outgoing.leases.values():
             if sent.room is not None:
@@ -144,12 +179,12 @@ class Delivery:
             message, payload = pending.popleft()
             self._board.send(peer, message, *payload.result())
 
-    def _send(self, peer: Peer, work: say.Work, payload: list[memoryview], parts: Parts) -> None:
+    def _send(self, peer: Peer, message: say.Work | say.Weights, payload: list[memoryview], parts: Parts) -> None:
         pending = peer.outgoing.pending
         if not pending:
-            self._board.send(peer, work, *payload)
+            self._board.send(peer, message, *payload)
         else:
-            pending.append((work, done(payload)))  # behind the parts of the work before
+            pending.append((message, done(payload)))  # behind the parts of what was sent before
         if parts and not peer.is_closed:
             pending.extend((PART, part) for part in parts)
             for part in parts:
@@ -183,8 +218,14 @@ class Delivery:
             outgoing.version = version
         return name
 
-    def _weights(self, peer: Peer, version: int, payload: list[memoryview]) -> tuple[list[str], Parts, bool]:
-        """Raw ones join the payload; encoded ones are returned: codecs, parts, and whether they are all of it."""
+    def _weights(self, peer: Peer, version: int) -> Bundle:
+        """What brings this node to that version."""
+        if self.versions.newest < 0 and not peer.shares_memory:
+            self._open(version)  # a node may have built it by itself; the next one is compared with it
+        if peer.outgoing.version == version:
+            return Bundle()
+        if (name := self._lay_out(peer, version)) is not None:
+            return Bundle(at=name)
         if version != self.versions.newest:
             self._open(version)
         outgoing, codec = peer.outgoing, peer.link.codecs["weights"]
@@ -194,13 +235,12 @@ class Delivery:
         outgoing.version = version
         if codec == RAW:
             outgoing.sending.add(version)
-            payload += self.versions.raw(only_live=not is_first)
-            return [], [], False
+            return Bundle(self.versions.raw(only_live=not is_first))
         is_whole = not path
         if is_whole:
             path = [self.versions.whole(codec if codec in LOSSLESS else "zstd", only_live=not is_first)]
             outgoing.keeps_versions = True
-        return [step.codec for step in path], _all_parts(path), is_whole
+        return Bundle([], [step.codec for step in path], _all_parts(path), is_whole)
 
     def _open(self, version: int) -> None:
         if "weights" in self._codecs.wants_sample and (sample := self.versions.sample()) is not None:

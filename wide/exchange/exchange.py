@@ -134,6 +134,10 @@ class Exchange:
         """The weights are this version now, or will be in a moment."""
         self._version = version
 
+    def release(self) -> None:
+        """It is made: whoever has work for it may begin."""
+        self._delivery.release(self._version)
+
     def room_for_version(self, version: int) -> Callable[[], None] | None:
         """What copies the weights for those who are sent them, once they are that version; None: nobody is."""
         return self._delivery.room_for_version(version)
@@ -144,7 +148,7 @@ class Exchange:
         """To a node that may have left a moment ago: that was, or will be, told of."""
         peer = self._board.peers.get(node)
         if peer is not None and peer.is_ready:  # or it has come back by another connection, and begins anew
-            self._delivery.deliver(peer, assignment)
+            self._delivery.deliver(peer, assignment, is_ahead=assignment.version > self._version)
 
     def refused(self, node: int, lease: int) -> None:
         """What this node sent for the lease does not count."""
@@ -239,7 +243,7 @@ class Exchange:
             kind = happened.Silent if patience.is_silent else happened.Heard
             self.happenings.append(kind(peer.node, peer.name))
         self._codecs.decide(peer, self._delivery.batch_nbytes, now)
-        if patience.owes_a_beat(now) and not (outgoing.leases or outgoing.pending or has_unsent):
+        if patience.owes_a_beat(now) and not (outgoing.is_at_work or outgoing.pending or has_unsent):
             self._board.send(peer, say.Alive())
         return None
 

@@ -121,6 +121,8 @@ class Intake:
             raise ProtocolError("out of order", "an update that nobody waits for")
         if len(outgoing.leases) < 2 and (outgoing.pending or peer.connection.has_unsent):
             raise ProtocolError("out of order", "an update for work that was not read")
+        if outgoing.ahead and update.lease == outgoing.ahead:
+            raise ProtocolError("out of order", "an update for work that could not be begun")
         sent = outgoing.leases.get(update.lease)
         asked = sent.codec if sent is not None else RAW
         if update.codec != asked:

@@ -45,6 +45,12 @@ class Outgoing:
     pending: deque[tuple[Message, Future[Buffers]]] = field(default_factory=deque)  # to be sent, in this order
     leases: dict[int, Sent] = field(default_factory=dict)
     refused: int = 0  # the lease whose update, its last one, did not count; it has not been told yet
+    ahead: int = 0  # the lease that it has, but may not begin before it is sent the weights of
+    awaits: int = NEVER  # this version
+
+    @property
+    def is_at_work(self) -> bool:
+        return len(self.leases) > (self.ahead in self.leases)
 
 
 @dataclass(slots=True)

@@ -55,21 +55,27 @@ class Package:
 
 
 class Inbox:
-    """`ready` holds work that has come whole. `has_new_weights`: so has a version that nobody has looked at."""
+    """`ready` holds work that has come whole; `ahead`, such that may not be begun before the next weights are here.
+    `has_new_weights`: a version is here that nobody has looked at.
+    """
 
     def __init__(self, connection: Connection, shelf: Shelf, payloads: Payloads, beside: Beside | None = None) -> None:
         self._connection, self._shelf, self._payloads, self._beside = connection, shelf, payloads, beside
         self.ready: deque[Package] = deque()
+        self.ahead: deque[Package] = deque()
         self.has_new_weights = False
         self._has_weights = False
         self._begun: deque[Package] = deque()  # their messages are not here yet
+        self._weights_since = (0.0, 0)  # when the last weights began to come, and the bytes that had come by then
         self._parts: deque[bytearray] = deque()
-        self._current: tuple[Package, Unpacking] | None = None
+        self._current: tuple[Package | say.Weights, Unpacking] | None = None
         self._looked_at = 0.0
 
     def hear(self, message: say.Message) -> None:
         if isinstance(message, say.Work):
             self._begin(self._begun.popleft())
+        elif isinstance(message, say.Weights):
+            self._begin_weights(message)
         elif isinstance(message, say.Part) and self._current is not None:
             self._go_on(memoryview(self._parts.popleft()))
         elif isinstance(message, say.Stop):
@@ -83,7 +89,8 @@ class Inbox:
         """See what has come, in the middle of other work."""
         now = time.perf_counter()
         for package in [*self._begun, *([self._current[0]] if self._current else [])]:
-            package.distracted_s = max(package.distracted_s, now - self._looked_at)
+            if isinstance(package, Package):
+                package.distracted_s = max(package.distracted_s, now - self._looked_at)
         for message in self._connection.poll():
             self.hear(message)
         self._looked_at = time.perf_counter()
@@ -93,11 +100,14 @@ class Inbox:
         if isinstance(message, say.Part):
             self._parts.append(bytearray(nbytes))
             return (memoryview(self._parts[-1]),)
-        if not isinstance(message, say.Work):
+        if not isinstance(message, say.Work | say.Weights):
             return no_payload(message, nbytes)
         weights = self._shelf.weights.bytes[: message.weights_nbytes]
         if len(weights) != message.weights_nbytes or nbytes < len(weights):
             raise ProtocolError("wrong payload", f"{message.weights_nbytes} bytes of weights")
+        if isinstance(message, say.Weights):
+            self._weights_since = time.perf_counter(), self._connection.bytes_received
+            return (weights,)
         package = Package(message, time.perf_counter(), self._connection.bytes_received)
         self._begun.append(package)
         data_nbytes = nbytes - len(weights)
@@ -112,36 +122,62 @@ class Inbox:
 
     def _begin(self, package: Package) -> None:
         work = package.work
-        if work.refused:
-            self._payloads.refused(work.refused)
-        if work.weights_codecs or STRATEGIES[work.strategy].overlaps:
+        if STRATEGIES[work.strategy].overlaps:
             self._shelf.keep_versions()
-        if work.weights_at is not None and self._beside is not None:
-            here = self._beside.weights(work.weights_at, only_live=self._has_weights)
-            self._shelf.weights.raw[: len(here)].copy_(here)
-        elif not work.weights_nbytes and not work.weights_codecs:
+        self._take(work)
+        if not (_brings_weights(work) or work.is_ahead):
             self.has_new_weights = self.has_new_weights or not self._has_weights
             self._has_weights = True  # those that this node has built are the pool's
-        unpacking = self._payloads.unpack(work, not self._has_weights, package.batches)
-        self._current = package, unpacking
+        self._current = package, self._payloads.unpack(work, not self._has_weights, package.batches)
         self._go_on(None)
+
+    def _begin_weights(self, weights: say.Weights) -> None:
+        self._take(weights)
+        self._current = weights, self._payloads.unpack(weights, not self._has_weights, None)
+        self._go_on(None)
+
+    def _take(self, message: say.Work | say.Weights) -> None:
+        """What can be done before its parts have come."""
+        if message.refused:
+            self._payloads.refused(message.refused)
+        if message.weights_codecs:
+            self._shelf.keep_versions()
+        if message.weights_at is not None and self._beside is not None:
+            here = self._beside.weights(message.weights_at, only_live=self._has_weights)
+            self._shelf.weights.raw[: len(here)].copy_(here)
 
     def _go_on(self, part: memoryview | None) -> None:
         assert self._current is not None
-        package, unpacking = self._current
+        current, unpacking = self._current
         try:
             next(unpacking) if part is None else unpacking.send(part)
         except StopIteration:
             self._current = None
-            self._is_whole(package)
+            if isinstance(current, Package):
+                self._is_whole(current)
+            else:
+                self._are_whole(current)
 
     def _is_whole(self, package: Package) -> None:
         package.received_nbytes = self._connection.bytes_received - package.nbytes_before
         package.received_s = time.perf_counter() - package.since
-        work = package.work
-        if work.weights_codecs or work.weights_nbytes or work.weights_at is not None:
+        if _brings_weights(package.work):
             self._has_weights = self.has_new_weights = True
-        self.ready.append(package)
+        (self.ahead if package.work.is_ahead else self.ready).append(package)
+
+    def _are_whole(self, weights: say.Weights) -> None:
+        """What waited for them can be begun."""
+        self._has_weights = self.has_new_weights = True
+        since, nbytes_before = self._weights_since
+        for package in self.ahead:
+            package.received_nbytes = self._connection.bytes_received - nbytes_before
+            package.received_s = time.perf_counter() - since
+        self.ready.extend(self.ahead)
+        self.ahead.clear()
+
+
+def _brings_weights(message: say.Work | say.Weights) -> bool:
+    return bool(message.weights_codecs or message.weights_nbytes) or message.weights_at is not None
 
 
 def _told(progress: say.Progress) -> str:

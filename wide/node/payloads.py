@@ -48,17 +48,17 @@ class Payloads:
         self._paid = 0  # the lease whose update carried, as the last one, some of what was owed
         self.codec_s = 0.0
 
-    def unpack(self, work: say.Work, is_first: bool, batches: torch.Tensor | None) -> Unpacking:
-        """Decodes what follows this work: `send` it each part as it comes; it returns after the last one.
+    def unpack(self, message: say.Work | say.Weights, is_first: bool, batches: torch.Tensor | None) -> Unpacking:
+        """Decodes what follows this message: `send` it each part as it comes; it returns after the last one.
 
         Weights go where versions arrive, the batches' bytes into `batches`.
         """
-        if work.weights_codecs:
-            yield from self._unpack_weights(work, is_first)
-        if batches is not None and work.batches_codec != RAW:
-            yield from self._unpack_batches(work, batches.numpy())
+        if message.weights_codecs:
+            yield from self._unpack_weights(message, is_first)
+        if batches is not None and isinstance(message, say.Work) and message.batches_codec != RAW:
+            yield from self._unpack_batches(message, batches.numpy())
 
-    def _unpack_weights(self, work: say.Work, is_first: bool) -> Unpacking:
+    def _unpack_weights(self, work: say.Work | say.Weights, is_first: bool) -> Unpacking:
         if is_first and not work.is_whole:
             raise ProtocolError("out of order", "a difference to weights that this node never had")
         for codec in work.weights_codecs:

@@ -56,6 +56,7 @@ class Session:
         self._batch = -1  # which batch of the lease is being computed: for messages about failures
         self._leaving_why = ""
         self._streamed: list[Any] | None = None  # the batches of the lease at hand
+        self._fetched: tuple[int, Any] | None = None  # a lease whose first batch was fetched ahead, and that batch
         self._seat = Seat(bench.trainer.job.threads)
         self._rss = (0.0, 0)
         connection.reader.allow(self._inbox.place_for, HEADER_LIMIT, PAYLOAD_LIMIT)
@@ -78,6 +79,8 @@ class Session:
         """One lease, as soon as it is here."""
         idle_since = time.monotonic()
         while not self._inbox.ready:
+            if self._inbox.ahead and self._fetched is None:
+                self._fetch_ahead(self._inbox.ahead[0])
             self._inbox.hear(self._wait())
             if self._strategy is EXACT and not self._inbox.ready and time.monotonic() - idle_since > IDLE_S:
                 self._try_again()
@@ -85,10 +88,21 @@ class Session:
 
     def _try_again(self) -> None:
         """There is nothing to do: does the job still give the same numbers twice?"""
+        self._fetched = None
         try:
             self._bench.try_again()
         except NotRepeatable as error:
             self._connection.send(say.Failed(0, -1, str(error), error.details, is_everywhere=True))
+
+    def _fetch_ahead(self, package: Package) -> None:
+        """The first batch of what will be computed next. Only one, and only if no other is fetched in between: a
+        collate may use its memory again.
+        """
+        if package.work.batches is None:
+            try:
+                self._fetched = package.work.lease, self._batch_of(package, package.places[0], 0, 0)
+            except TrainingFailed:
+                self._fetched = package.work.lease, None  # it will fail again, where it can be told which batch it was
 
     def leave(self, why: str) -> None:
         """Called by a signal handler: hand in what is finished, or will be in a moment, and what is owed; then go."""
@@ -209,7 +223,7 @@ class Session:
 
     def _fetcher(self, package: Package, places: list[Place]) -> Callable[[int], Any]:
         """What gives the lease's i-th batch."""
-        work, samples, trainer = package.work, self._bench.samples, self._bench.trainer
+        work = package.work
         streamed = None
         if work.batches is not None and package.batches is not None:
             streamed = unpack(work.batches, package.batches)
@@ -217,6 +231,8 @@ class Session:
         self._streamed = streamed
         starts = [8 * start for start in accumulate(work.sizes, initial=0)]
         every_s = LOOK_OFTEN_S if self._strategy.overlaps else LOOK_UP_S
+        lease, first = self._fetched or (0, None)
+        self._fetched = None
 
         def batch_at(i: int) -> Any:
             self._batch = i
@@ -225,12 +241,18 @@ class Session:
             self._look_up(every_s)
             if streamed is not None:
                 return streamed[i]
-            if samples is None:
-                raise ProtocolError("no data", "sample ids for a node without a data set")
-            ids = torch.frombuffer(package.ids, dtype=torch.int64, count=work.sizes[i], offset=starts[i])
-            return samples.batch(ids, trainer.seed_of(places[i].step, places[i].batch))
+            if i == 0 and lease == work.lease and first is not None:
+                return first
+            return self._batch_of(package, places[i], i, starts[i])
 
         return batch_at
+
+    def _batch_of(self, package: Package, place: Place, i: int, start_nbytes: int) -> Any:
+        samples = self._bench.samples
+        if samples is None:
+            raise ProtocolError("no data", "sample ids for a node without a data set")
+        ids = torch.frombuffer(package.ids, dtype=torch.int64, count=package.work.sizes[i], offset=start_nbytes)
+        return samples.batch(ids, self._bench.trainer.seed_of(place.step, place.batch))
 
     def _look_up(self, every_s: float = LOOK_UP_S) -> None:
         """In a long lease, see now and then what the coordinator has to say."""

@@ -110,6 +110,7 @@ class OnLine:
     """What policies that lease from one line share."""
 
     depth = 1
+    cut_ahead = staticmethod(lambda share: None)  # versions do not wait here
     give_back: Callable[[Block], None]
     take_back: Callable[[Block], bool]
     keep_first: Callable[[Block, int], Block | None]

@@ -97,17 +97,20 @@ class Synchronous:
     may_lease = staticmethod(lambda node: True)
     take_back = staticmethod(lambda block: False)  # what is given back here, nobody will answer
     discount = staticmethod(lambda staleness: 1.0)
-    give_back: Callable[[Block], None]
     keep_first: Callable[[Block, int], Block | None]
 
     def __init__(self, stage: Stage) -> None:
         self._schedule, self._end_step = stage.schedule, stage.end_step
+        self._next: OpenStep | None = None  # if some of it was leased ahead
         self._begin(stage.first_step)
 
     def _begin(self, number: int) -> None:
         self._number, self._start = number, self._schedule.position(number)
-        self._open = OpenStep(self._schedule.step(number).batches, self._start)
-        self.give_back, self.keep_first = self._open.give_back, self._open.keep_first
+        self._open, self._next = self._next or self._step(number), None
+        self.keep_first = self._open.keep_first
+
+    def _step(self, number: int) -> OpenStep:
+        return OpenStep(self._schedule.step(number).batches, self._schedule.position(number))
 
     @property
     def age(self) -> int:
@@ -141,6 +144,19 @@ class Synchronous:
         left = missing if 2 * free > missing else free + at_work()
         return Cut(self._open.cut(lease_size(left, share.part, free, share.takers)))
 
+    def cut_ahead(self, share: Share) -> Cut | None:
+        """Of the next step; a newcomer gets nothing before its time."""
+        if share.batches_per_s is None or self._end_step is not None and self._number + 1 >= self._end_step:
+            return None
+        if self._next is None:
+            self._next = self._step(self._number + 1)
+        step = self._next
+        return Cut(step.cut(lease_size(step.batches, share.part, step.free, 1))) if step.free else None
+
+    def give_back(self, block: Block) -> None:
+        step = self._open if self._next is None or block.first < self._start + self._open.batches else self._next
+        step.give_back(block)
+
     def accept(self, node: int, block: Block, now: float) -> list[int]:
         self._open.accept(block)
         return [self._number] if self._open.is_complete else []
@@ -153,8 +169,10 @@ class Synchronous:
         return Made(1.0)
 
     def end_soon(self) -> int:
-        is_begun = self._open.free < self._open.batches
-        end = self._number + is_begun
+        """What was leased ahead is done before that."""
+        is_next_begun = self._next is not None and self._next.free < self._next.batches
+        is_begun = self._open.free < self._open.batches or is_next_begun
+        end = self._number + is_begun + is_next_begun
         self._end_step = end if self._end_step is None else min(self._end_step, end)
         return end
 

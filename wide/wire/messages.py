@@ -8,6 +8,7 @@ A conversation:   node         Hello ─────────► coordinator
                        ◄──────── Work            (+ weights, + sample ids or batches)   ┐ until the run is over,
                   Update ───────►                (+ gradient sum)                       ┘ one pair per lease
                        ◄──────── Stop
+Who is done with its part of a step may have its next Work already; then Weights come by themselves, and it begins.
 Who has nothing else to say for a second says Alive.
 What is not raw follows its message as Parts, in an order that both sides know (codec/pieces.py).
 The evaluator, a child of the coordinator, speaks Evaluate / Evaluated instead of Work / Update.
@@ -19,7 +20,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-PROTOCOL = 7
+PROTOCOL = 8
 BEAT_S = 1.0  # whoever has said nothing else for so long says Alive
 MOST_S = 1e9  # thirty years; sums of them stay finite
 MOST_LOSS = 1e100  # and so do sums of these
@@ -114,6 +115,19 @@ class Work(Message, frozen=True):
     weights_at: tuple[int, int] | None = None  # they are not sent, but lie here in my memory until you answer
     update_at: tuple[int, int] | None = None  # and here I would like to find your update, instead of its payload
     core: int = -1  # your machine is full: please compute on this one of the cores that you may use
+    is_ahead: bool = False  # not yet: fetch your data, and begin when I send the next Weights
+
+
+class Weights(Message, frozen=True):
+    """Here is the version that you have been waiting for: begin with the work that you have. Payload: the weights, if
+    they are raw; otherwise as with Work.
+    """
+
+    weights_nbytes: int
+    weights_codecs: list[str] = []
+    is_whole: bool = False
+    weights_at: tuple[int, int] | None = None
+    refused: int = 0
 
 
 class Update(Message, frozen=True):
@@ -218,6 +232,7 @@ TYPES: dict[int, type[Message]] = dict(
             Planned,
             Alive,
             Progress,
+            Weights,
         ),
         start=1,
     )
