@@ -84,6 +84,7 @@ class Judge:
         self._started_at: float | None = None  # with the first lease
         self._unfolded = self._unstepped = 0  # batches merged since the last version, and since one that was a step
         self._held: dict[int, dict[int, Block]] = {}  # members, and their leases that were not answered
+        self._ahead: dict[int, GrantLease] = {}  # work for the next version, by node: it may not be begun yet
         self._silent: set[int] = set()
         self._leaving: set[int] = set()
         self.granted_version.clear()
@@ -147,15 +148,31 @@ class Judge:
             self.refuse(f"{grant}: there are no such batches")
         if any(position in self.merged for position in range(*grant.block)):
             self.refuse(f"{grant}: some of it is merged already")
+        self.granted_version[grant.lease] = grant.version
+        if grant.strategy == "sync" and grant.version == self.version + 1:
+            self._granted_ahead(grant)
+            return
         if grant.version != self.version:
             self.refuse(f"{grant}: the weights are version {self.version}")
         held = self._held[grant.node]
         held[grant.lease] = grant.block
-        self.granted_version[grant.lease] = grant.version
         if len(held) > MOST_HELD:
             self.refuse(f"{grant}: it holds {len(held)} leases at once")
         if self._started_at is None:
             self._started_at = now
+
+    def _granted_ahead(self, grant: GrantLease) -> None:
+        """Work for the step after the open one; nobody else has it, and its node has nothing else like it."""
+        if grant.block.first < self.schedule.position(self.steps + 1):
+            self.refuse(f"{grant}: that is work for version {self.version}")
+        if grant.node in self._ahead:
+            self.refuse(f"{grant}: it has {self._ahead[grant.node]} already")
+        if any(
+            grant.block.first < other.block.end and other.block.first < grant.block.end
+            for other in self._ahead.values()
+        ):
+            self.refuse(f"{grant}: somebody else has it")
+        self._ahead[grant.node] = grant
 
     def _merged(self, event: Event, block: Block | None, merge: MergeUpdate, now: float) -> None:
         if not isinstance(event, UpdateArrived) or (merge.node, merge.lease) != (event.node, event.lease):
@@ -190,6 +207,9 @@ class Judge:
         if not self._unstepped:
             self.refuse(f"{make}: there is nothing new in it")
         self.version += 1
+        for node, grant in self._ahead.items():
+            self._held[node][grant.lease] = grant.block
+        self._ahead.clear()
         self._unfolded = 0
         if make.made.is_step:
             self._unstepped = 0
@@ -251,6 +271,7 @@ class Judge:
 
     def _forget(self, node: int) -> None:
         self._held.pop(node, None)
+        self._ahead.pop(node, None)
         self._silent.discard(node)
         self._leaving.discard(node)
 

@@ -177,6 +177,7 @@ class Node:
                     kept = halves(kept)[0]
                 done = min(done, kept.size)
             if done:
+                self.work.popleft()  # where it lies, it writes no more
                 self.hand_in(package, done, seconds)
         if (line := self.line) is not None:
             line.tell(say.Leaving("it has to go\n\x1b[31m"))

@@ -27,12 +27,13 @@ from wide.coordinator.events import (
     RejectUpdate,
     UpdateArrived,
 )
+from wide.coordinator.granting import Granting
 from wide.coordinator.leases import Lease, Leases
 from wide.coordinator.record import Record
 from wide.coordinator.roster import Member, Roster
 from wide.coordinator.server import Server
 from wide.coordinator.state import Pool
-from wide.exchange.delivery import Delivery
+from wide.exchange.delivery import Assignment, Delivery
 from wide.exchange.exchange import Exchange
 from wide.exchange.intake import Intake, Whole
 from wide.exchange.peer import Peer
@@ -340,6 +341,31 @@ def weights_sent_from_memory_that_moves() -> Iterator[None]:
 
     sent = Delivery._send
     with patch.object(Versions, "raw", raw), patch.object(Delivery, "_send", later):
+        yield
+
+
+@planted
+def work_ahead_begun_at_once() -> Iterator[None]:
+    """With the weights that its node has."""
+    real = Delivery.deliver
+
+    def deliver(self: Delivery, peer: Peer, it: Assignment, is_ahead: bool = False) -> None:
+        real(self, peer, it._replace(version=peer.outgoing.version) if is_ahead else it)
+
+    with patch.object(Delivery, "deliver", deliver):
+        yield
+
+
+@planted
+def work_ahead_that_is_lost_with_its_node() -> Iterator[None]:
+    with patch.object(Granting, "forget", lambda self, node: self._ahead.pop(node, None)):
+        yield
+
+
+@planted
+def weights_that_nobody_was_told_of() -> Iterator[None]:
+    """Who was at something else when they were made waits for ever."""
+    with patch.object(Delivery, "refused", lambda self, peer, lease: setattr(peer.outgoing, "refused", lease)):
         yield
 
 

@@ -241,11 +241,14 @@ class World:
         def watched(perform: Callable[[Any], Pending | None]) -> Callable[[Any], Pending | None]:
             def performed(action: Action) -> Pending | None:
                 self.judge.see(*self._happening, action, self.now)
-                if isinstance(action, GrantLease) and action.version not in self._weights:
-                    self._weights = {**dict(list(self._weights.items())[-8:]), action.version: self._bytes(server)}
+                if isinstance(action, GrantLease) and action.version == self.judge.version:
+                    self._remember(action.version, server)
                 pending = perform(action)
-                if isinstance(action, MakeVersion) and not server.run.master.weights.is_finite():
-                    self.judge.refuse("a version is not finite, though every update said that it was")
+                if isinstance(action, MakeVersion):
+                    if not server.run.master.weights.is_finite():
+                        self.judge.refuse("a version is not finite, though every update said that it was")
+                    if server.pool.strategy.needs_whole_steps:
+                        self._remember(action.version + 1, server)  # some have work for it already
                 if isinstance(action, ChangeStrategy):
                     self._weights.clear()  # from the strategy before, nodes may have been ahead of them
                 if self.fuse and not isinstance(action, EndRun):
@@ -289,6 +292,11 @@ class World:
         for peer in server.exchange._board.everybody:
             peer.connection.close()
 
+    def _remember(self, version: int, server: Server) -> None:
+        """What the weights are in this version."""
+        if version not in self._weights:
+            self._weights = {**dict(list(self._weights.items())[-8:]), version: self._bytes(server)}
+
     def _bytes(self, server: Server) -> bytes:
         master = server.run.master
         return bytes(master.weights.bytes[: master.layout.live_nbytes])
@@ -304,8 +312,8 @@ class World:
         lease = next((held for held in self._leases() if held.number == work.lease), None)
         if lease is None or work.strategy != "sync" or self.scenario.compress == "int8":
             return
-        if work.weights_at is not None and self.server is not None and lease.block not in self.server.pool.leases.out:
-            return  # somebody else has done it, and the weights, which are read in place, have moved on
+        if self.server is not None and lease.block not in self.server.pool.leases.out:
+            return  # somebody else has done it, and the weights may have moved on
         version = self.judge.granted_version.get(work.lease)
         expected = self._weights.get(version) if version is not None else None
         if expected is not None and bytes(weights.bytes[: self.layout.live_nbytes]) != expected:

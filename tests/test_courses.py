@@ -194,7 +194,8 @@ def test_an_old_async_update_counts_less():
     pool = Pool(Schedule(10**6, 1, 1, seed=0), None, None, strategy="async")
     (one,), (two,) = ([*grants(pool.handle(NodeJoined(node), 0.0))] for node in (1, 2))
     for i in range(1, 5):
-        merge, *_, one = pool.handle(UpdateArrived(1, one.lease), i / 100)
+        merge, *more = pool.handle(UpdateArrived(1, one.lease), i / 100)
+        (one,) = grants(more)
         assert merge.discount == 1.0
     merge, *_ = pool.handle(UpdateArrived(2, two.lease), 0.05)
     assert merge.discount == 0.5

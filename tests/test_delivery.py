@@ -49,8 +49,8 @@ class Desk:
         self.node = Connection(theirs, lambda message, nbytes: [memoryview(bytearray(nbytes))] if nbytes else [])
         self.node.reader.allow(self.node.reader.sink, 1 << 20, 1 << 30)
 
-    def grant(self, lease, version):
-        self.delivery.deliver(self.peer, Assignment(lease, lease, lease + 1, 0, version, "local"))
+    def grant(self, lease, version, strategy="local", **more):
+        self.delivery.deliver(self.peer, Assignment(lease, lease, lease + 1, 0, version, strategy), **more)
 
     def heard(self):
         while self.peer.outgoing.pending:
@@ -92,3 +92,46 @@ def test_a_version_is_not_overwritten_while_it_may_still_be_on_its_way(desk):
         desk.master.weights.trainable[0].add_(1)
     desk.grant(5, version=4)
     assert len(desk.versions._copies) == 1, "then its memory is used again"
+
+
+@pytest.mark.parametrize("desk", ["none", "zstd"], indirect=True)
+def test_who_has_work_ahead_is_sent_the_weights_when_they_are_made(desk):
+    desk.grant(1, 0, "sync")
+    desk.delivery.answered(desk.peer, 1)
+    desk.heard()
+    desk.grant(2, 1, "sync", is_ahead=True)
+    assert desk.heard() == [say.Work]
+    assert not desk.peer.outgoing.is_at_work
+    desk.delivery.release(1)
+    first, *more = desk.heard()
+    assert (first, set(more) <= {say.Part}) == (say.Weights, True)
+    assert desk.peer.outgoing.is_at_work
+    desk.delivery.release(2)
+    assert desk.heard() == []
+
+
+@pytest.mark.parametrize("desk", ["none"], indirect=True)
+def test_new_weights_do_not_get_in_the_way_of_work_that_is_being_done_with_the_old_ones(desk):
+    desk.grant(1, 0, "sync")
+    desk.delivery.answered(desk.peer, 1)
+    desk.grant(2, 1, "sync", is_ahead=True)
+    desk.grant(3, 0, "sync")  # what a slow one holds
+    desk.delivery.release(1)
+    assert say.Weights not in desk.heard()
+    desk.delivery.answered(desk.peer, 3)
+    desk.delivery.refused(desk.peer, 3)
+    assert desk.heard() == [say.Weights]
+    assert desk.peer.outgoing.refused == 0  # it was told of that, too
+
+
+@pytest.mark.parametrize("desk", ["none"], indirect=True)
+def test_an_update_that_did_not_count_does_not_bring_weights_before_their_time(desk):
+    desk.grant(1, 0, "sync")
+    desk.delivery.answered(desk.peer, 1)
+    desk.grant(2, 1, "sync", is_ahead=True)
+    desk.heard()
+    desk.delivery.refused(desk.peer, 1)
+    assert desk.heard() == []
+    desk.delivery.forget(desk.peer)
+    desk.delivery.release(1)
+    assert desk.heard() == []

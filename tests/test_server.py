@@ -14,8 +14,9 @@ import torch
 from faults.disk import Disk
 from tests import plain
 from tests.jobs import EVERYTHING, make, normed, points
-from tests.twin import TOKEN, Twin
+from tests.twin import ELSEWHERE, TOKEN, Twin
 from wide.errors import ConnectionLost
+from wide.exchange.delivery import Delivery
 from wide.exchange.intake import Intake
 from wide.job.settings import build
 from wide.store.weights import weights_sha256
@@ -33,6 +34,44 @@ def test_a_pool_over_the_twin_gives_the_bits_of_the_plain_program(name, compress
     twin = Twin(job, compress=compress)
     model = twin.train(*(twin.join(f"n{i}") for i in range(3)))
     assert weights_sha256(model) == weights_sha256(plain.train(job, 5))
+
+
+@pytest.mark.parametrize("name", ["mlp", "batch norm, clipping, schedule", "odd parameters and buffers"])
+@pytest.mark.parametrize("data", ["local", "stream"])
+@pytest.mark.parametrize("shares", [True, False])
+def test_work_ahead_gives_the_bits_of_the_plain_program(name, data, shares, monkeypatch):
+    given = []
+    deliver = Delivery.deliver
+    monkeypatch.setattr(
+        Delivery,
+        "deliver",
+        lambda self, peer, it, is_ahead: given.append(is_ahead) or deliver(self, peer, it, is_ahead),
+    )
+    job = EVERYTHING[name]
+    twin = Twin(job, steps=12, data=data, shares=shares)
+    first, second = (twin.join(f"n{i}", is_beside=True) for i in range(2))
+    while twin.run.ended is None:
+        first.work()
+        twin.turn()
+        second.work()
+    assert sum(given) > 3
+    assert weights_sha256(twin.master.model) == weights_sha256(plain.train(job, 12))
+
+
+def test_work_that_could_not_be_begun_cannot_be_answered():
+    twin = Twin(make(batches_per_step=2), steps=9)
+    quick, slow = ready(twin), ready(twin)
+    works = {line: line.wait() for line in (quick, slow)}
+    while not works[quick].is_ahead:
+        answer(twin, quick, works[quick])
+        twin.turn()
+        if any(isinstance(said, say.Work) for said in quick.look()):
+            works[quick] = quick.wait()
+            continue
+        answer(twin, slow, works[slow])
+        works = {line: line.wait() for line in (quick, slow)}
+    answer(twin, quick, works[quick])
+    assert twin.rejects()[-1][1:] == ("out of order", f"{ELSEWHERE}: an update for work that could not be begun")
 
 
 @pytest.mark.parametrize("strategy", ["async", "local"])

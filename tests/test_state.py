@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from wide.coordinator.events import (
+    ChangeStrategy,
     CloseStep,
     DropNode,
     EndRun,
@@ -16,6 +17,7 @@ from wide.coordinator.events import (
     RejectUpdate,
     SaveCheckpoint,
     StopRequested,
+    StrategyChosen,
     Ticked,
     UpdateArrived,
     WorkFailed,
@@ -51,7 +53,7 @@ def test_the_last_update_closes_the_step_and_opens_the_next():
     one, two = join(pool, 1, 2)
     assert kinds(pool.handle(UpdateArrived(1, one.lease), 1.0)) == [MergeUpdate]
     actions = pool.handle(UpdateArrived(2, two.lease), 1.0)
-    assert kinds(actions) == [MergeUpdate, MakeVersion, CloseStep, GrantLease, GrantLease]
+    assert kinds(actions) == [MergeUpdate, MakeVersion, GrantLease, GrantLease, CloseStep]
     assert {pool.schedule.step_at(grant.block.first).number for grant in grants(actions)} == {1}
     assert pool.version == 1
 
@@ -132,7 +134,7 @@ def test_an_idle_node_recomputes_what_a_slow_one_still_holds():
 def test_the_first_result_wins_and_the_late_one_is_counted():
     pool, one, two = with_a_slow_node()
     (rescue,) = grants(pool.handle(UpdateArrived(1, one.lease), 11.0))
-    assert kinds(pool.handle(UpdateArrived(1, rescue.lease), 12.0))[:3] == [MergeUpdate, MakeVersion, CloseStep]
+    assert kinds(pool.handle(UpdateArrived(1, rescue.lease), 12.0))[:2] == [MergeUpdate, MakeVersion]
     late, *_ = pool.handle(UpdateArrived(2, two.lease), 20.0)
     assert (type(late), late.reason) == (RejectUpdate, "late")
     assert all(lease.age == pool.version for lease in pool.members[2].leases.values())
@@ -143,8 +145,75 @@ def test_equal_nodes_do_not_compute_anything_twice():
     one, two = join(pool, 1, 2)
     pool.handle(UpdateArrived(1, one.lease), 1.0)
     one, two = grants(pool.handle(UpdateArrived(2, two.lease), 1.1))
-    assert grants(pool.handle(UpdateArrived(1, one.lease), 2.0)) == []
+    (ahead,) = grants(pool.handle(UpdateArrived(1, one.lease), 2.0))
+    assert (ahead.version, ahead.block) == (pool.version + 1, Block(4, 5))  # of the next step
     assert grants(pool.handle(Ticked(), 2.1)) == []
+
+
+def with_work_ahead(**more):
+    """Two equal nodes; the first one is done with its half of step 1, and was given half of step 2."""
+    pool = a_pool(batches_per_step=4, **{"steps": None} | more)
+    one, two = join(pool, 1, 2)
+    now = 1.0
+    while pool.version == 0:
+        (*_, one) = grants(pool.handle(UpdateArrived(1, one.lease), now)) or [one]
+        (*_, two) = grants(pool.handle(UpdateArrived(2, two.lease), now)) or [two]
+        now += 1.0
+    one, two = (next(iter(pool.members[node].leases.values())) for node in (1, 2))
+    actions = pool.handle(UpdateArrived(1, one.number), now)
+    return pool, two, grants(actions), now
+
+
+def test_who_is_done_early_gets_work_for_the_next_version_which_is_a_lease_once_that_is_made():
+    pool, two, (ahead,), now = with_work_ahead()
+    assert (ahead.node, ahead.version, ahead.block.first // 4) == (1, pool.version + 1, 2)
+    assert not pool.members[1].leases
+    actions = pool.handle(UpdateArrived(2, two.number), now + 0.5)
+    assert [grant.node for grant in grants(actions)] == [2]
+    (lease,) = pool.members[1].leases.values()
+    assert (lease.number, lease.granted_at) == (ahead.lease, now + 0.5)
+    assert kinds(pool.handle(UpdateArrived(1, ahead.lease), now + 1.0))[0] is MergeUpdate
+
+
+def test_an_answer_to_work_that_was_not_begun_does_not_count():
+    pool, _, (ahead,), now = with_work_ahead()
+    (reject,) = pool.handle(UpdateArrived(1, ahead.lease), now)
+    assert (type(reject), reject.reason) == (RejectUpdate, "unknown lease")
+
+
+def test_there_is_nothing_ahead_of_the_last_step():
+    _, _, ahead, _ = with_work_ahead(steps=2)
+    assert ahead == []
+
+
+def test_what_the_dead_had_ahead_is_leased_to_others():
+    pool, two, (ahead,), now = with_work_ahead()
+    assert pool.handle(NodeLeft(1, "killed", died=True), now) == []
+    given = grants(pool.handle(UpdateArrived(2, two.number), now + 0.1))
+    while len({at for grant in given for at in range(*grant.block)}) < 4:
+        now += 1.0
+        given += grants(pool.handle(UpdateArrived(2, given[-1].lease), now))
+    assert {at for grant in given for at in range(*grant.block)} == set(range(8, 12))
+
+
+def test_who_has_work_ahead_may_still_take_over_what_a_slow_one_holds():
+    pool, two, (ahead,), now = with_work_ahead()
+    (rescue,) = grants(pool.handle(Ticked(), now + 60.0))
+    assert (rescue.node, rescue.block, rescue.version) == (1, two.block, pool.version)
+    pool.handle(UpdateArrived(1, rescue.lease), now + 61.0)
+    assert list(pool.members[1].leases) == [ahead.lease]
+    late, *more = pool.handle(UpdateArrived(2, two.number), now + 62.0)
+    assert (late.reason, len(grants(more))) == ("late", 1)
+
+
+def test_a_strategy_that_ends_soon_ends_after_what_was_given_ahead():
+    pool, two, (ahead,), now = with_work_ahead()
+    pool.handle(StrategyChosen("async"), now)
+    (other,) = grants(pool.handle(UpdateArrived(2, two.number), now + 0.1))
+    pool.handle(UpdateArrived(2, other.lease), now + 1.0)
+    actions = pool.handle(UpdateArrived(1, ahead.lease), now + 1.1)
+    assert ChangeStrategy in kinds(actions)
+    assert pool.steps == 3
 
 
 def test_a_lease_that_is_long_overdue_is_recomputed():
@@ -160,7 +229,7 @@ def test_a_rescued_block_survives_the_death_of_either_holder():
     pool, one, two = with_a_slow_node()
     (rescue,) = grants(pool.handle(UpdateArrived(1, one.lease), 11.0))
     assert pool.handle(NodeLeft(2, "killed"), 11.5) == []
-    assert kinds(pool.handle(UpdateArrived(1, rescue.lease), 12.0))[:3] == [MergeUpdate, MakeVersion, CloseStep]
+    assert kinds(pool.handle(UpdateArrived(1, rescue.lease), 12.0))[:2] == [MergeUpdate, MakeVersion]
 
 
 def test_faster_nodes_get_larger_leases():

@@ -26,6 +26,7 @@ from wide.job.schedule import Schedule
 from wide.node.beside import Beside
 from wide.node.greeting import Identity, introduce
 from wide.node.inbox import Stopped
+from wide.node.seat import Seat
 from wide.node.session import Session
 from wide.node.workbench import Workbench
 from wide.telemetry.clock import Clock
@@ -92,7 +93,9 @@ class Twin:
         welcome = introduce(connection, Identity(TOKEN, name, 1, CPU), job.threads)
         bench = Workbench(job, welcome, CPU)
         beside = Beside(bench.trainer.layout, welcome.memory)
-        node = Node(self, connection, Session(connection, bench, beside), welcome.node)
+        session = Session(connection, bench, beside)
+        session._seat = Seat(threads=2)  # takes none: this process has other things to do, too
+        node = Node(self, connection, session, welcome.node)
         self.turn()
         return node
 
@@ -150,9 +153,13 @@ class Node:
         self.stop, self._twin, self._beats_at = None, twin, 0.0
 
     def work(self):
-        """One lease, if there is one."""
+        """One lease, if there is one that can be begun."""
+        inbox = self.session._inbox
         try:
-            if self.stop is None and any(not isinstance(said, say.Alive) for said in self.connection.look()):
+            if self.stop is None:
+                for message in self.connection.poll():
+                    inbox.hear(message)
+            if self.stop is None and inbox.ready:
                 self.session.serve_next()
             elif self.stop is None and self._twin.now >= self._beats_at:
                 self._beats_at = self._twin.now + say.BEAT_S

@@ -111,10 +111,10 @@ class Flat:
         """No NaN and no Inf in all that will be added up; a sum of squares that overflows counts as Inf."""
         if self.left and not all(bool(torch.isfinite(value).all()) for value in self.left):
             return False
-        return all(
-            math.isfinite(np.vdot(run, run)) if isinstance(run, np.ndarray) else bool(torch.isfinite(run).all())
-            for run in self.sums
-        )
+        for run in self.sums:
+            if not (math.isfinite(run.dot(run)) if isinstance(run, np.ndarray) else bool(torch.isfinite(run).all())):
+                return False
+        return True
 
 
 def join(left: Flat, right: Flat) -> None:

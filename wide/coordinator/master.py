@@ -101,6 +101,9 @@ class Master:
         self.descent.advance(steps - 1)  # if others made steps meanwhile
         settle(self.weights, total)
         self.move_buffers(total)
+        if self.descent.is_bare:
+            self.descent.step(total.trainable, total.touched, steps - 1)
+            return
         frozen = self._frozen()
         self.descent.step(total.trainable, total.touched, steps - 1)
         self.descent.advance(steps)

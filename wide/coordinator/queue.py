@@ -32,6 +32,11 @@ class EventQueue:
         """It happened; what follows from it is done by the next `work_off`. Or this is to be called in its turn."""
         self._events.append((event, self._now()))
 
+    @property
+    def is_waiting(self) -> bool:
+        """For something that is done aside."""
+        return self._pending is not None
+
     def work_off(self) -> None:
         try:
             while self._pending is None or self._has_settled():

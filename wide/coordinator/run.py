@@ -80,14 +80,14 @@ class Run:
             EndRun: self._end,
         }
 
-    def take(self, lease: int, flat: Flat, sizes: Sequence[int], losses: Sequence[float]) -> None:
-        """An update is here; what is to be done with it is for the pool to decide."""
+    def take(self, lease: int, flat: Flat, sizes: Sequence[int], losses: Sequence[float]) -> bool:
+        """An update is here; what is to be done with it is for the pool to decide. Not, if there is one for this lease
+        already, about which nothing was decided yet.
+        """
+        if lease in self._at_hand:
+            return False
         self._at_hand[lease] = Taken(flat, sizes, losses)
-
-    def put_down(self, lease: int) -> None:
-        """Nothing was to be done with it."""
-        if (taken := self._at_hand.pop(lease, None)) is not None:
-            self.master.release(taken.flat)
+        return True
 
     def finish_evaluation(self, steps: int, last_step: int | None) -> None:
         """If the last evaluation before this process was not finished."""
@@ -108,7 +108,8 @@ class Run:
         return self.aside.do(lambda: self._fold.merge(merge, flat), lambda: reach("merge.before_answer"))
 
     def _reject(self, reject: RejectUpdate) -> None:
-        self.put_down(reject.lease)
+        if (taken := self._at_hand.pop(reject.lease, None)) is not None:
+            self.master.release(taken.flat)
         self.record.rejected(reject.node, reject.reason, reject.detail)
 
     def make_version(self, make: MakeVersion, copy: Callable[[], None] | None = None) -> Pending | None:

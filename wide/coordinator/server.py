@@ -66,6 +66,7 @@ class Server:
         )
         self._contributions = Contributions()
         self._suspicion = ""  # that was told
+        self._was_full = False  # of snapshots to be evaluated
         self._dropped: set[int] = set()  # nodes whose work failed
         self._begins_anew = False  # with a layout in which parameters may move
         self.last_trouble = ""  # why the last peer was dropped
@@ -205,15 +206,17 @@ class Server:
             happening = happenings.popleft()
             HEARERS[type(happening)](self, happening)
             self._queue.work_off()
-        self._queue.work_off()  # something that was done aside may be done
+        if self._queue.is_waiting:
+            self._queue.work_off()  # something that was done aside may be done
 
     def _updated(self, it: happened.Updated) -> None:
         if not self._updates:
             self._first_at, self._idle_before_s = self._now(), self.exchange.idle_s
         self._updates += 1
-        self.run.take(it.lease, it.flat, it.sizes, it.losses)
-        self._queue.post(events.UpdateArrived(it.node, it.lease, it.problem, it.compute_s, len(it.losses)))
-        self._decide(lambda: self.run.put_down(it.lease))
+        if self.pool.is_over or not self.run.take(it.lease, it.flat, it.sizes, it.losses):
+            self.run.master.release(it.flat)
+        else:
+            self._queue.post(events.UpdateArrived(it.node, it.lease, it.problem, it.compute_s, len(it.losses)))
 
     def _joined(self, it: happened.Joined) -> None:
         self.run.record.node_joined(it.node, it.name, it.host, it.pid)
@@ -341,8 +344,9 @@ class Server:
 
     def _watch_evaluation(self) -> None:
         """Every epoch is evaluated, and snapshots do not pile up without end."""
-        full = self._evaluation.is_full
-        self._queue.post(events.EvaluationFull() if full else events.EvaluationCaughtUp())
+        if (is_full := self._evaluation.is_full) != self._was_full:
+            self._was_full = is_full
+            self._queue.post(events.EvaluationFull() if is_full else events.EvaluationCaughtUp())
 
 
 HEARERS: dict[type[happened.Happening], Callable[[Server, Any], None]] = {

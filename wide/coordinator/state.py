@@ -246,23 +246,26 @@ class Pool:
     def _settle(self, now: float, closed: list[int] | None = None) -> list[Action]:
         """Make the version that is due, close the steps that are complete, end or go on. Nothing, if nothing is due."""
         policy = self.policy
-        actions: list[Action] = []
+        made: list[Action] = []
+        kept: list[Action] = []
         is_last = not self.strategy.needs_whole_steps and (policy.is_complete or self._is_time_over(now))
         is_step = False
         if policy.is_due(self.roster.holders, now) or (is_last and policy.pending):
             make = self._make_version(now)
             is_step = make.made.is_step
-            actions.append(make)
+            made.append(make)
         if closed:
             self.steps = closed[-1] + 1
-            actions += [CloseStep(step) for step in closed]
+            kept += [CloseStep(step) for step in closed]
             self._failed.clear()
         if is_step and self._granting.started_at is not None and self._is_time_to_save(now):
             self._saved_at = now
-            actions.append(SaveCheckpoint(self.position(now)))
-        if not actions and not is_last and not policy.is_complete:
+            kept.append(SaveCheckpoint(self.position(now)))
+        if not (made or kept or is_last or policy.is_complete):
             return []
-        return actions + self._go_on(now)
+        if self._goes_on(now):
+            return [*made, *self._grant_all(now), *kept]  # while nodes compute, what was made is written down and copied
+        return [*made, *kept, *self._turn_or_end(now)]
 
     def _is_time_to_save(self, now: float) -> bool:
         began_at = self._granting.started_at or 0.0
@@ -270,25 +273,28 @@ class Pool:
 
     def _make_version(self, now: float) -> MakeVersion:
         is_end = self.policy.is_complete or self.is_over or self._is_time_over(now)
-        made = self.policy.make(self.roster.pace(self.schedule.batches_per_step), now, is_end)
+        made = self.policy.make(lambda: self.roster.pace(self.schedule.batches_per_step), now, is_end)
         self._worth += made.worth
         make = MakeVersion(self.version, made, max(1, round(self._worth)))
         self.version += 1
         self._granting.version_made(now)
         return make
 
-    def _go_on(self, now: float) -> list[Action]:
+    def _goes_on(self, now: float) -> bool:
+        """Just as before?"""
+        is_done = self.last_step is not None and self.steps >= self.last_step
+        is_over = self._is_time_over(now) and not self.policy.pending
+        return not (is_done or is_over or self.policy.is_complete)
+
+    def _turn_or_end(self, now: float) -> list[Action]:
         if self.last_step is not None and self.steps >= self.last_step:
             return self._end(now, f"{self.steps} steps done")
         if self._is_time_over(now) and not self.policy.pending:
             return self._end(now, f"{self.seconds:g} seconds are over")
-        changes: list[Action] = []
-        if self.policy.is_complete:
-            self._worth = float(self.steps)
-            self._choose(self._next_strategy)
-            self._follow()
-            changes = [ChangeStrategy(self.strategy.name)]
-        return changes + self._grant_all(now)
+        self._worth = float(self.steps)
+        self._choose(self._next_strategy)
+        self._follow()
+        return [ChangeStrategy(self.strategy.name), *self._grant_all(now)]
 
     # ── time ─────────────────────────────────────────────────────────────────────────────────────────────────────
 

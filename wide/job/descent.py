@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from wide.errors import TrainingFailed
 from wide.job.definition import Job
@@ -32,6 +33,7 @@ class Descent:
         _check_closure(self.optimizer)
         _check_metric(self.scheduler)
         self._own = OwnGenerators(optimizer=self.optimizer, scheduler=self.scheduler)
+        self._bare_step = _bare_step(self.optimizer)
         self.steps = 0
 
     @property
@@ -90,11 +92,28 @@ class Descent:
         for i, (parameter, gradient) in enumerate(zip(self.parameters, gradients, strict=True)):
             parameter.grad = gradient if touched >> i & 1 else None
         with generators, users_code("the optimizer's step failed"):
-            seed_everything(mix(self._seed, number))  # for optimizers that add noise
-            self._own.seed(mix(self._seed, number))
             if self._clip_norm is not None:
                 nn.utils.clip_grad_norm_(self.parameters, self._clip_norm)
+            if self.is_bare:
+                self._bare_step(self.optimizer)
+                return
+            seed_everything(mix(self._seed, number))  # for optimizers that add noise
+            self._own.seed(mix(self._seed, number))
             self.optimizer.step()
+
+    @property
+    def is_bare(self) -> bool:
+        """Is a step torch's own code, and nothing else? Then it draws no random numbers, and touches no parameter that
+        has no gradient. torch wraps it for its profiler, which takes longer than a small model's step: not here.
+        """
+        optimizer = self.optimizer
+        return (
+            self._bare_step is not None
+            and self.scheduler is None
+            and "step" not in vars(optimizer)
+            and not (optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
+            and not (_global_optimizer_pre_hooks or _global_optimizer_post_hooks)
+        )
 
     def advance(self, steps: int) -> None:
         """Bring the scheduler to where the run is: it is stepped once for each update of the model."""
@@ -113,6 +132,13 @@ class Descent:
         with warnings.catch_warnings():  # torch would like to see a step of the optimizer first; a late comer has none
             warnings.filterwarnings("ignore", "Detected call of .lr_scheduler.step", UserWarning)
             self.scheduler.step()
+
+
+def _bare_step(optimizer: torch.optim.Optimizer) -> Any:
+    """torch's own step without what is wrapped around it; None, if the optimizer is somebody else's."""
+    kind = type(optimizer)
+    is_torchs = kind.__module__.startswith("torch.optim.") and getattr(torch.optim, kind.__name__, None) is kind
+    return getattr(kind.step, "__wrapped__", None) if is_torchs and getattr(kind.step, "hooked", False) else None
 
 
 def _is_own(name: str, value: Any) -> bool:

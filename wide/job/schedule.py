@@ -6,6 +6,7 @@ A batch has a position in the run: batch i of epoch e is the one at e · batches
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -46,12 +47,13 @@ class Schedule:
         self.batches_per_epoch = math.ceil(samples / batch_size)
         self.steps_per_epoch = math.ceil(self.batches_per_epoch / batches_per_step)
         self._orders: dict[int, tuple[torch.Tensor, memoryview]] = {}
+        self.step = lru_cache(maxsize=8)(self._step)  # asked for again and again, on the way of every gradient
         self._last = (self.step(0), 0)  # a step, and the position of its first batch: mostly the one that is wanted
 
     def steps_for(self, epochs: float) -> int:
         return max(1, math.ceil(epochs * self.steps_per_epoch - 1e-9))
 
-    def step(self, number: int) -> Step:
+    def _step(self, number: int) -> Step:
         epoch, within = divmod(number, self.steps_per_epoch)
         first = within * self.batches_per_step
         batches = min(self.batches_per_step, self.batches_per_epoch - first)

@@ -167,7 +167,6 @@ class Alone:
         problem = "" if flat.is_finite() else NOT_FINITE
         self.run.take(grant.lease, self._own(flat), [place.samples for place in places], losses)
         self._decide(events.UpdateArrived(ME, grant.lease, problem, batches=len(losses)))
-        self.run.put_down(grant.lease)
 
     def _own(self, flat: Flat) -> Flat:
         """In memory of the master's: on a CPU it is that already."""

@@ -65,7 +65,7 @@ class Asynchronous(OnLine):
     def is_due(self, holders: Callable[[], set[int]], now: float) -> bool:
         return bool(self.pending) and (self._whole > 0 or self._is_new)
 
-    def make(self, pace: Pace, now: float, is_end: bool) -> Made:
+    def make(self, pace: Callable[[], Pace], now: float, is_end: bool) -> Made:
         worth = self._whole or (self._filled if is_end else 0.0)  # in the end a step is made of what is left
         made = Made(worth, is_step=self._whole > 0 or is_end)
         self._is_new = False

@@ -91,16 +91,17 @@ class Local(OnLine):
         """Since the round was opened."""
         return now - self._opened_at if self._opened_at is not None else 0.0
 
-    def make(self, pace: Pace, now: float, is_end: bool) -> Made:
+    def make(self, pace: Callable[[], Pace], now: float, is_end: bool) -> Made:
         made = Made(self._filled, self._length, is_step=self._filled > 0 or is_end)
         self._late |= self._awaited  # the next round does not wait for them
         self._awaited = set()
         self._contributed.clear()
         self._opened_at, self.pending, self._filled = now, 0, 0.0
         self.age += 1
-        self._length = min(round_length(pace.tick_s, pace.transfer_s), self._most_length)
-        self._round_s = self._length * pace.tick_s
-        is_worth_it = pace.transfer_s > WORTH_OVERLAPPING * self._round_s and pace.batch_s < MOST_BATCH_S
+        tick_s, transfer_s, batch_s = pace()
+        self._length = min(round_length(tick_s, transfer_s), self._most_length)
+        self._round_s = self._length * tick_s
+        is_worth_it = transfer_s > WORTH_OVERLAPPING * self._round_s and batch_s < MOST_BATCH_S
         self.depth = 2 if is_worth_it else 1
         return made
 

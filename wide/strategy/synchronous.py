@@ -164,7 +164,7 @@ class Synchronous:
     def is_due(self, holders: Callable[[], set[int]], now: float) -> bool:
         return self._open.is_complete
 
-    def make(self, pace: Pace, now: float, is_end: bool) -> Made:
+    def make(self, pace: Callable[[], Pace], now: float, is_end: bool) -> Made:
         self._begin(self._number + 1)
         return Made(1.0)
 

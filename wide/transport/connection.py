@@ -91,11 +91,15 @@ class Connection:
 
     def poll(self) -> list[Message]:
         """What has come, and out with what is unsent, without waiting; for streams that do not block."""
-        self.flush()
-        before = -1
-        while before != self.bytes_received:
-            before = self.bytes_received
-            self._inbox.extend(self.receive())
+        try:
+            self.flush()
+            before = -1
+            while before != self.bytes_received:
+                before = self.bytes_received
+                self._inbox.extend(self.receive())
+        except ConnectionLost:
+            if not self._inbox:  # the other end's last words come first
+                raise
         messages = list(self._inbox)
         self._inbox.clear()
         return messages
