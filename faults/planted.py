@@ -363,13 +363,6 @@ def work_ahead_that_is_lost_with_its_node() -> Iterator[None]:
 
 
 @planted
-def weights_that_nobody_was_told_of() -> Iterator[None]:
-    """Who was at something else when they were made waits for ever."""
-    with patch.object(Delivery, "refused", lambda self, peer, lease: setattr(peer.outgoing, "refused", lease)):
-        yield
-
-
-@planted
 def memory_of_the_dead_used_again() -> Iterator[None]:
     def lose(self: Spare, flat: Flat) -> None:
         self.give(flat)
