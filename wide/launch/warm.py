@@ -23,6 +23,7 @@ import wide.launch.child  # noqa: E402, F401
 from wide.errors import WideError  # noqa: E402
 from wide.job.compiler import put_off  # noqa: E402
 from wide.job.loading import load_ahead  # noqa: E402
+from wide.launch.environment import give_back_what_was_only_read  # noqa: E402
 from wide.launch.processes import JOB_VARIABLE  # noqa: E402
 from wide.telemetry.log import log  # noqa: E402
 
@@ -40,3 +41,4 @@ if (spec := os.environ.pop(JOB_VARIABLE, "")) and torch.version.cuda is None:
 gc.collect()
 gc.freeze()  # the collector would otherwise write to every shared page
 gc.enable()
+give_back_what_was_only_read()

@@ -146,7 +146,7 @@ class Synchronous:
 
     def cut_ahead(self, share: Share) -> Cut | None:
         """Of the next step; a newcomer gets nothing before its time."""
-        if share.batches_per_s is None or self._end_step is not None and self._number + 1 >= self._end_step:
+        if share.batches_per_s is None or (self._end_step is not None and self._number + 1 >= self._end_step):
             return None
         if self._next is None:
             self._next = self._step(self._number + 1)
