@@ -48,11 +48,14 @@ class Bundle(NamedTuple):
     the node has it.
     """
 
-    payload: list[memoryview] = []
-    codecs: list[str] = []
-    parts: Parts = []
-    is_whole: bool = False
-    at: Name | None = None
+    payload: list[memoryview]
+    codecs: list[str]
+    parts: Parts
+    is_whole: bool
+    at: Name | None
+
+
+NOTHING = Bundle([], [], [], False, None)
 
 
 class Delivery:
@@ -96,7 +99,7 @@ class Delivery:
         log.debug("node %d gets lease %d: batches %d…%d of the run", peer.node, it.lease, it.first, it.end - 1)
         outgoing, schedule = peer.outgoing, self._feed.schedule
         stretches = schedule.stretches(it.first, it.end)
-        weights = Bundle() if is_ahead else self._weights(peer, it.version)
+        weights = NOTHING if is_ahead else self._weights(peer, it.version)
         payload, parts = [*weights.payload], [*weights.parts]
         weights_nbytes = sum(len(view) for view in payload)
         packed: list[Packed] = []
@@ -223,9 +226,9 @@ class Delivery:
         if self.versions.newest < 0 and not peer.shares_memory:
             self._open(version)  # a node may have built it by itself; the next one is compared with it
         if peer.outgoing.version == version:
-            return Bundle()
+            return NOTHING
         if (name := self._lay_out(peer, version)) is not None:
-            return Bundle(at=name)
+            return NOTHING._replace(at=name)
         if version != self.versions.newest:
             self._open(version)
         outgoing, codec = peer.outgoing, peer.link.codecs["weights"]
@@ -235,12 +238,12 @@ class Delivery:
         outgoing.version = version
         if codec == RAW:
             outgoing.sending.add(version)
-            return Bundle(self.versions.raw(only_live=not is_first))
+            return NOTHING._replace(payload=self.versions.raw(only_live=not is_first))
         is_whole = not path
         if is_whole:
             path = [self.versions.whole(codec if codec in LOSSLESS else "zstd", only_live=not is_first)]
             outgoing.keeps_versions = True
-        return Bundle([], [step.codec for step in path], _all_parts(path), is_whole)
+        return Bundle([], [step.codec for step in path], _all_parts(path), is_whole, None)
 
     def _open(self, version: int) -> None:
         if "weights" in self._codecs.wants_sample and (sample := self.versions.sample()) is not None:
