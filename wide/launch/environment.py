@@ -43,7 +43,7 @@ def give_back_what_was_only_read() -> None:
 
 
 def _only_read(smaps: list[str]) -> Iterator[tuple[int, int]]:
-    """Stretches of memory that are a file's, cannot be written, and never were: what the loader has relocated is not."""
+    """Stretches of memory that are a file's and never were written to: what the loader has relocated is not."""
     start = end = 0
     is_a_files = False
     for line in smaps:
