@@ -264,11 +264,7 @@ class Pool:
         if not (made or kept or is_last or policy.is_complete):
             return []
         if self._goes_on(now):
-            return [
-                *made,
-                *self._grant_all(now),
-                *kept,
-            ]  # while nodes compute, what was made is written down and copied
+            return [*made, *self._grant_all(now), *kept]  # nodes compute while all is written down and copied
         return [*made, *kept, *self._turn_or_end(now)]
 
     def _is_time_to_save(self, now: float) -> bool:
