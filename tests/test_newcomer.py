@@ -107,8 +107,8 @@ def test_of_several_it_takes_the_one_that_is_not_finished_or_asks(tmp_path):
 def test_a_run_of_a_newer_version_is_not_touched():
     result = quietly(make(), steps=2)
     (state,) = Path(result.run_dir, "checkpoints").glob("step-*/state.json")
-    state.write_text(state.read_text().replace('"format": 1', '"format": 2'))
-    with pytest.raises(package.UsageError, match=r"newer version of wide \(format 2, this one knows 1\): update"):
+    state.write_text(state.read_text().replace('"format": 1', '"format": 3'))
+    with pytest.raises(package.UsageError, match=r"newer version of wide \(format 3, this one knows 2\): update"):
         quietly(make(), steps=4, resume=result.run_dir)
     with pytest.raises(package.UsageError, match="newer version"):
         package.load(result.run_dir)

@@ -1,11 +1,14 @@
 """Flat buffers: where each tensor of a model lies in one contiguous run of bytes. Knows tensors; knows no training.
 
-    trainable parameters │ floating buffers │ other buffers │ left │ frozen parameters
+    trainable parameters │ floating buffers │ other buffers │ left │ frozen parameters │ constant buffers
     ◄──────────────────── live ──────────────────────────────────►
-                         an update has just this shape, so it is one view
+                         an update has just this shape, so it is one view; what is not live travels once
 
 `left` is for jobs whose loss moves parameters (assigns them, unfreezes them): as the loss left them. For all others it
 is empty. As of counters, the earliest batch's stays.
+
+Large buffers (masks, tables) count as constant until one is seen to change (node/watch.py): then, as parameters that
+move, it becomes live, and the run goes on from its last whole version.
 
 Tensors of one dtype stand together, so a sum is one call per dtype. Each starts at a multiple of 64 bytes, as it
 would in memory of its own: the kernels of the maths libraries may round differently on less aligned data.
@@ -21,10 +24,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.utils.parametrizations import _SpectralNorm
 
 from wide.codec.memory import Memory, Private
 from wide.codec.tensor import ALIGN_NBYTES
 from wide.wire.messages import Tensor
+
+LARGE_BUFFER_NBYTES = 16 << 10  # less is not worth a second thought
 
 
 class Slot(NamedTuple):
@@ -44,28 +51,32 @@ class Layout:
     def __init__(self, model: nn.Module, moved: Collection[str] = ()) -> None:
         parameters, buffers = list(model.named_parameters()), list(model.named_buffers())
         self._end = 0
+        known = _statistics(model).union(moved)
+        live = [(n, b) for n, b in buffers if n in known or b.nbytes < LARGE_BUFFER_NBYTES]
+        self.moved_buffers = [n for n, _ in live if n in moved]
         self.trainable = self._place((n, p) for n, p in parameters if p.requires_grad or n in moved)
         self.buffers_start = self._end
-        self.averaged = self._place((n, b) for n, b in buffers if _is_summable(b.dtype))
+        self.averaged = self._place((n, b) for n, b in live if _is_summable(b.dtype))
         self.kept_start = self._end
-        self.kept = self._place((n, b) for n, b in buffers if not _is_summable(b.dtype))
+        self.kept = self._place((n, b) for n, b in live if not _is_summable(b.dtype))
         self.moved = [i for i, slot in enumerate(self.trainable) if slot.name in moved]  # which of the trainable ones
         by_name, flags = dict(parameters), torch.empty(len(self.moved), dtype=torch.bool)
         self.left = self._place((f"{n} (left)", by_name[n]) for n in (self.trainable[i].name for i in self.moved))
         self.left += self._place([("requires_grad", flags)]) if self.moved else []
         self.live_nbytes = self._end
         self.frozen = self._place((n, p) for n, p in parameters if not p.requires_grad and n not in moved)
+        self.constant = self._place((n, b) for n, b in buffers if n not in {name for name, _ in live})
         self.nbytes = self._end
 
     @property
     def slots(self) -> list[Slot]:
-        return [*self.trainable, *self.averaged, *self.kept, *self.left, *self.frozen]
+        return [*self.trainable, *self.averaged, *self.kept, *self.left, *self.frozen, *self.constant]
 
     @property
     def fixed(self) -> set[str]:
-        """The parameters that nobody but the optimizer changes."""
+        """The parameters that nobody but the optimizer changes, and what nobody changes at all."""
         moved = {self.trainable[i].name for i in self.moved}
-        return {slot.name for slot in (*self.trainable, *self.frozen)} - moved
+        return {slot.name for slot in (*self.trainable, *self.frozen, *self.constant)} - moved
 
     def describe(self) -> list[Tensor]:
         """What a node tells the coordinator it has built."""
@@ -96,6 +107,7 @@ class Flat:
         self.left, self.requires_grad = left[:-1], left[-1] if left else None
         self.moved = layout.moved
         self.frozen = [] if only_live else [_view(self.raw, slot) for slot in layout.frozen]
+        self.constant = [] if only_live else [_view(self.raw, slot) for slot in layout.constant]
         self.sums = [_lean(run) for run in _runs(self.raw, [*layout.trainable, *layout.averaged])]  # all that is added
         self.averaged_runs = _runs(self.raw, layout.averaged)
         self.buffers_raw = self.raw[layout.buffers_start : layout.live_nbytes]
@@ -143,7 +155,8 @@ def bind(model: nn.Module, flat: Flat, layout: Layout) -> None:
         if flat.requires_grad is not None:
             names = [layout.trainable[i].name for i in layout.moved]
             flat.requires_grad.copy_(torch.tensor([parameters[name].requires_grad for name in names]))
-        for slot, view in zip(layout.averaged + layout.kept, flat.averaged + flat.kept, strict=True):
+        slots, views = layout.averaged + layout.kept + layout.constant, flat.averaged + flat.kept + flat.constant
+        for slot, view in zip(slots, views, strict=True):
             view.copy_(buffers[slot.name])
             moved[id(buffers[slot.name])] = view.data  # a version counter of its own: autograd watches these
     for module in model.modules():
@@ -178,6 +191,16 @@ def difference(theirs: list[Tensor], ours: list[Tensor]) -> str:
     if len(theirs) != len(ours):
         return f"{len(theirs)} tensors where the pool has {len(ours)}"
     return ""
+
+
+def _statistics(model: nn.Module) -> set[str]:
+    """The buffers that torch's own layers change with every batch."""
+    return {
+        f"{prefix}.{name}" if prefix else name
+        for prefix, module in model.named_modules()
+        if isinstance(module, _NormBase | _SpectralNorm)
+        for name in module._buffers
+    }
 
 
 def _is_summable(dtype: torch.dtype) -> bool:

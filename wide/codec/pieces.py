@@ -42,7 +42,7 @@ class Piece(NamedTuple):
 
 def cut(layout: Layout, only_live: bool) -> list[Piece]:
     """All of the layout, or all that changes, in pieces."""
-    exact = [*layout.averaged, *layout.kept, *layout.left, *([] if only_live else layout.frozen)]
+    exact = [*layout.averaged, *layout.kept, *layout.left, *([] if only_live else layout.frozen + layout.constant)]
     runs = [(span, span[0] in MAY_LOSE) for span in spans(layout.trainable)] + [(span, False) for span in spans(exact)]
     return [
         Piece(start, min(start + PIECE_NBYTES, end), dtype, may_lose)

@@ -23,13 +23,16 @@ from wide.errors import TrainingFailed
 from wide.store.checkpoint import Checkpoint, write
 from wide.store.state_dict import Packing
 from wide.store.weights import state_sha256
+from wide.telemetry.clock import REAL
 from wide.telemetry.log import log
+from wide.telemetry.process import give_back_free_memory
 from wide.telemetry.totals import NodeTotals
 
 SETTLE_S = 10.0  # for the ledger
 RETRY_S = 2.0
 CLOSING_S = 30.0  # how long the last checkpoint is tried
 SCHEDULE = ("samples", "batch_size", "batches_per_step")  # what a position in a run depends on
+LARGE_NBYTES = 32 << 20  # what never changes, and is so much, stands once in a run's folder
 
 
 class Writer(Protocol):
@@ -57,6 +60,10 @@ class Checkpoints:
         self._data = data
         self._version = version
         self._has_told = False
+        layout = master.layout
+        self._is_split = layout.nbytes - layout.live_nbytes >= LARGE_NBYTES
+        self._unchanging = {slot.name for slot in (*layout.frozen, *layout.constant)}
+        self._is_first = True
 
     def prepare(self, position: Position, fold_state: Any) -> Callable[[], None] | None:
         """What copies and hands over all of it: between two versions, wherever. None: that was done before."""
@@ -79,24 +86,29 @@ class Checkpoints:
 
     def _copy(self, steps: int, numbers: dict[str, Any], fold_state: Any) -> Checkpoint:
         master, packing = self._master, Packing()
-        model = {
-            key: value.detach().clone(memory_format=torch.contiguous_format)
-            for key, value in master.model.state_dict().items()
-            if isinstance(value, torch.Tensor)
-        }
+        tensors = {k: v.detach() for k, v in master.model.state_dict().items() if isinstance(v, torch.Tensor)}
+        frozen = {key: tensors.pop(key) for key in self._unchanging & tensors.keys()} if self._is_split else {}
+        model = {key: value.clone(memory_format=torch.contiguous_format) for key, value in tensors.items()}
+        constant = {slot.name for slot in master.layout.constant}
         for name, view in master.named_views:
-            if name not in model or model[name].shape != view.shape or model[name].dtype != view.dtype:
+            kept = frozen.get(name, model.get(name))
+            if kept is None and name in constant:
+                continue  # model() makes it as it is
+            if kept is None or kept.shape != view.shape or kept.dtype != view.dtype:
                 packing.tensors[f"model.{name}"] = view.detach().clone(memory_format=torch.contiguous_format)
         state = {
             **numbers,
             "descent": packing.pack(master.descent.state(), "descent"),
             "fold": packing.pack(fold_state, "fold"),
-            "moved": master.moved,
+            "moved": master.moves,
         }
         if packing.left_out and not self._has_told:
             self._has_told = True
             log.warning("a run that is resumed begins without %s: it cannot be written", ", ".join(packing.left_out))
-        return Checkpoint(steps, model, packing.tensors, state)
+        if self._is_first:  # this one will be written; later ones, most likely, are the same file
+            frozen = {key: value.clone(memory_format=torch.contiguous_format) for key, value in frozen.items()}
+            self._is_first = False
+        return Checkpoint(steps, model, packing.tensors, state, frozen)
 
 
 class FileWriter:
@@ -106,6 +118,7 @@ class FileWriter:
         self._folder, self._keep, self._db = folder, keep, db
         self._changed = threading.Condition()
         self._waiting: Checkpoint | None = None
+        self._frozen = ""  # a fingerprint of the weights that never change
         self._problem = ""
         self._is_writing = self._is_closed = self._has_given_up = False
         self._thread = threading.Thread(target=self._work, name="checkpoints", daemon=True)
@@ -147,6 +160,7 @@ class FileWriter:
                 self._problem, self._is_writing = problem, False
                 if problem and self._waiting is None:
                     self._waiting = checkpoint
+                del checkpoint  # until the next one its memory is free
                 self._changed.notify_all()
                 if problem and self._changed.wait_for(lambda: self._has_given_up, RETRY_S):
                     return
@@ -155,9 +169,18 @@ class FileWriter:
         """The problem, if there was one."""
         if not self._db.settle(SETTLE_S):
             return "run.db comes first, and cannot be written"
-        checkpoint.state["sha256"] = state_sha256(checkpoint.model)
+        if checkpoint.frozen:
+            self._frozen = self._frozen or state_sha256(checkpoint.frozen)
+            checkpoint.state["frozen"] = self._frozen
+        else:  # of all the weights; with a large part that never changes that would take long
+            checkpoint.state["sha256"] = state_sha256(checkpoint.model)
+        began = REAL.now()
         try:
             write(self._folder, checkpoint, self._keep)
         except OSError as error:
             return str(error)
+        self._db.insert("samples", [(REAL.wall(), None, "checkpoint_s", REAL.now() - began)])
+        if checkpoint.frozen:  # will not be copied again
+            checkpoint.frozen.clear()
+            give_back_free_memory()
         return ""

@@ -61,9 +61,9 @@ class Evaluation:
     def is_full(self) -> bool:
         return sum(len(asked.weights) for asked in self._waiting) > BACKLOG_NBYTES
 
-    def copy(self, weights: Flat) -> memoryview:
-        """As they are now."""
-        copy: memoryview = weights.raw.clone().numpy().data
+    def copy(self, weights: Flat, live_nbytes: int) -> memoryview:
+        """As they are now: what changes."""
+        copy: memoryview = weights.raw[:live_nbytes].clone().numpy().data
         return copy
 
     def ask(self, epoch: int, step: int, weights: memoryview) -> None:

@@ -21,7 +21,9 @@ from wide.job.model import check_aliases
 
 
 class Master:
-    """The weights, and what is done to them. `moved`: parameters that the loss moves, and whether they are trained."""
+    """The weights, and what is done to them. `moved`: parameters that the loss moves, and whether they are trained; and
+    large buffers that it changes.
+    """
 
     def __init__(
         self,
@@ -59,8 +61,8 @@ class Master:
     def named_views(self) -> list[tuple[str, torch.Tensor]]:
         """All tensors of the model by their names, as views into the weights."""
         layout, weights = self.layout, self.weights
-        slots = [*layout.trainable, *layout.averaged, *layout.kept, *layout.frozen]
-        views = [*weights.trainable, *weights.averaged, *weights.kept, *weights.frozen]
+        slots = [*layout.trainable, *layout.averaged, *layout.kept, *layout.frozen, *layout.constant]
+        views = [*weights.trainable, *weights.averaged, *weights.kept, *weights.frozen, *weights.constant]
         return [(slot.name, view) for slot, view in zip(slots, views, strict=True)]
 
     @property
@@ -69,6 +71,11 @@ class Master:
         flags = self.weights.requires_grad
         names = [self.layout.trainable[i].name for i in self.layout.moved]
         return {} if flags is None else dict(zip(names, flags.tolist(), strict=True))
+
+    @property
+    def moves(self) -> dict[str, bool]:
+        """The same, and the buffers that were taken for constant, and are not."""
+        return self.moved | dict.fromkeys(self.layout.moved_buffers, False)
 
     def join(self, left: Flat, right: Flat) -> Flat:
         join(left, right)

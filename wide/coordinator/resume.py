@@ -86,9 +86,12 @@ def restore(saved: Checkpoint, schedule: Schedule, master: Master, where: str) -
 
 
 def _restore_weights(saved: Checkpoint, master: Master) -> None:
+    constant = {slot.name for slot in master.layout.constant}
     with torch.no_grad():
         for name, view in master.named_views:
             kept = saved.others.get(f"model.{name}", saved.model.get(name))
+            if kept is None and name in constant:
+                continue  # it is as model() has made it
             if kept is None or kept.shape != view.shape or kept.dtype != view.dtype:
                 raise TrainingFailed(f"this job's model is not the one that was saved: {name} differs")
             view.copy_(kept)

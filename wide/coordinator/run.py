@@ -29,7 +29,7 @@ class Evaluation(Protocol):
     def is_busy(self) -> bool: ...
     @property
     def is_full(self) -> bool: ...
-    def copy(self, weights: Flat) -> memoryview: ...  # may take a while
+    def copy(self, weights: Flat, live_nbytes: int) -> memoryview: ...  # of what changes; may take a while
     def ask(self, epoch: int, step: int, weights: memoryview) -> None: ...
     def hurry(self) -> None: ...
 
@@ -164,8 +164,8 @@ class Run:
         if not self.evaluation.is_wanted:
             return None
         copies: list[memoryview] = []
-        epoch, weights = self.schedule.step(step).epoch, self.master.weights
+        epoch, weights, nbytes = self.schedule.step(step).epoch, self.master.weights, self.master.layout.live_nbytes
         return self.aside.do(
-            lambda: copies.append(self.evaluation.copy(weights)),
+            lambda: copies.append(self.evaluation.copy(weights, nbytes)),
             lambda: self.evaluation.ask(epoch, step + 1, copies[0]),
         )

@@ -157,6 +157,11 @@ class Delivery:
         outgoing.ahead = outgoing.refused = 0
         self._send(peer, weights, it.payload, it.parts)
 
+    def to_evaluate(self, peer: Peer, message: say.Evaluate, weights: memoryview) -> None:
+        """What never changes goes along the first time."""
+        others, peer.outgoing.is_new = [self.versions.unchanging] if peer.outgoing.is_new else [], False
+        self._board.send(peer, message, weights, *others)
+
     def refused(self, peer: Peer, lease: int) -> None:
         """The update for this lease did not count: its node hears of it with its next work, or the weights for that."""
         peer.outgoing.refused = lease

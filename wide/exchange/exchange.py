@@ -157,8 +157,9 @@ class Exchange:
             self._delivery.refused(peer, lease)
 
     def evaluate(self, epoch: int, step: int, weights: memoryview) -> None:
+        """`weights` are what changes."""
         if (peer := self._board.peers.get(EVALUATOR)) is not None:
-            self._board.send(peer, say.Evaluate(epoch, step), weights)
+            self._delivery.to_evaluate(peer, say.Evaluate(epoch, step), weights)
 
     def tell(self, node: int, progress: say.Progress) -> None:
         peer = self._board.peers.get(node)

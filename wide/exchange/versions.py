@@ -51,7 +51,7 @@ class Versions:
         self.live_nbytes = layout.live_nbytes
         self.has_all = layout.live_nbytes == layout.nbytes  # nothing is frozen
         self._weights, self._encoders, self._allocate = weights, encoders, allocate
-        self._frozen = weights.bytes[layout.live_nbytes :]  # of every version
+        self.unchanging = weights.bytes[layout.live_nbytes :]  # of every version
         self._live, self._all = cut(layout, only_live=True), cut(layout, only_live=False)
         self._copies: dict[int, Memory] = {}
         self._reserved: tuple[int, Memory | None] = (-1, None)  # for a version that is being made
@@ -101,7 +101,7 @@ class Versions:
         """The newest version as it is."""
         self._settle()
         live = self._copies[self.newest].bytes
-        return [live] if only_live or self.has_all else [live, self._frozen]
+        return [live] if only_live or self.has_all else [live, self.unchanging]
 
     def _settle(self) -> None:
         """If it was rounded on its way: until then it is not what the nodes will have."""

@@ -43,7 +43,7 @@ class EvaluatesHere:
         self._job, self._model, self._record = job, model, record
         self.is_wanted = job.evaluate is not None
 
-    def copy(self, weights: Flat) -> memoryview:
+    def copy(self, weights: Flat, live_nbytes: int) -> memoryview:
         """They are evaluated at once."""
         return weights.bytes
 
@@ -71,7 +71,7 @@ class Alone:
                 "go on with at least one node"
             )
         self._traffic = {totals.node: totals.traffic for totals in course.start.nodes} | {ME: Traffic()}
-        moved = course.master.moved
+        moved = course.master.moves
         self._trainer = Trainer(job, course.schedule.seed, device, course.master.spare, moved)
         self._job = job
         self._carried: Carried | None = None

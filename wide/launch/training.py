@@ -49,6 +49,7 @@ from wide.store import checkpoint
 from wide.store.rundb import RunDb
 from wide.store.weights import weights_sha256
 from wide.telemetry.log import log, logging_to
+from wide.telemetry.process import give_back_free_memory
 from wide.telemetry.snapshot import Window
 from wide.telemetry.totals import NodeTotals
 from wide.transport.hub import TcpHub
@@ -84,7 +85,7 @@ class Training:
         self._run: Run | None = None  # once there is one
         self._common: Common  # memory that nodes on this machine see too
         self._asked_before: dict[str, Any] = {}
-        self._moved: set[str] = set()  # parameters that the loss has been seen to move
+        self._moved: set[str] = set()  # what the loss has been seen to move: parameters, and buffers
         self._stop_reason = ""
         self._received: list[int] = []  # signals
         self.plan_words = ""  # the plan as JSON, if that is all that was wanted
@@ -179,6 +180,7 @@ class Training:
             model = build_model(self.job, seed)
             moves = self._moves(model, found[1] if found is not None else None)
             master = Master(self.job, model, seed, moves, self._common.allocate if is_own_process else None)
+        give_back_free_memory()
         start = Start(is_resumed=self.folder.holds_run)
         if found is not None:
             start = resume.restore(found[1], schedule, master, where)
@@ -194,7 +196,8 @@ class Training:
     def _moves(self, model: torch.nn.Module, saved: checkpoint.Checkpoint | None) -> dict[str, bool]:
         """Parameters that the loss is known to move, and whether they are trained."""
         before: dict[str, bool] = saved.state.get("moved", {}) if saved is not None else {}
-        flags = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+        tensors = [*model.named_parameters(), *model.named_buffers()]
+        flags = {name: tensor.requires_grad for name, tensor in tensors}
         return {name: flags[name] for name in self._moved if name in flags} | before
 
     def _find_checkpoint(self) -> tuple[Path, checkpoint.Checkpoint] | None:
@@ -243,7 +246,7 @@ class Training:
         file = self._origin.file
         program = program_of(file) if crew.is_open and file is not None else {}
         options, tokens = self.options, (crew.token, crew.evaluator_token)
-        moved = tuple(course.master.moved)
+        moved = tuple(course.master.moves)
         door = Door(*tokens, seed, options.data, options.codecs, here, program, moved, options.check)
         is_streamed = options.data == "stream" or (crew.is_open and options.data == "auto")
         if options.check and is_streamed and (problem := selfcheck.of_data(samples, self.job.batch_size, seed)):

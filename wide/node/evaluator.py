@@ -14,6 +14,7 @@ from wide.job.loading import users_code
 from wide.job.model import build_model
 from wide.job.seeding import seed_everything
 from wide.node.greeting import HEADER_LIMIT, PAYLOAD_LIMIT
+from wide.telemetry.process import give_back_free_memory
 from wide.transport.connection import Connection
 from wide.wire import messages as say
 from wide.wire.frames import Destinations
@@ -35,8 +36,9 @@ class Evaluator:
         self._connection, self._job, self._seed = connection, job, welcome.seed
         self._model = build_model(job, welcome.seed).cpu()
         layout = Layout(self._model, welcome.moved)
-        self._weights = Flat(layout, only_live=False)
+        self._weights, self._live_nbytes = Flat(layout, only_live=False), layout.live_nbytes
         bind(self._model, self._weights, layout)
+        give_back_free_memory()
         connection.reader.allow(self._place_for, HEADER_LIMIT, PAYLOAD_LIMIT)
         connection.send(say.Ready(layout.describe(), None))
 
@@ -55,9 +57,10 @@ class Evaluator:
             self._connection.send(say.Evaluated(request.epoch, request.step, metrics))
 
     def _place_for(self, message: say.Message, nbytes: int) -> Destinations:
-        if nbytes not in (0, self._weights.raw.numel()):
+        """All of the weights the first time; then what changes."""
+        if nbytes not in (0, self._live_nbytes, len(self._weights.bytes)):
             raise ProtocolError("wrong payload", f"{nbytes} bytes of weights")
-        return (self._weights.bytes,) if nbytes else ()
+        return (self._weights.bytes[:nbytes],) if nbytes else ()
 
 
 def on_copy(job: Job, model: nn.Module, seed: int) -> dict[str, float]:

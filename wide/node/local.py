@@ -27,27 +27,27 @@ class OwnSteps:
     def __init__(self, job: Job, trainer: Trainer, fused: Fused, seed: int) -> None:
         self._trainer, self._fused = trainer, fused
         self._descent = Descent(job, trainer.model, [slot.name for slot in trainer.layout.trainable], seed)
-        self._anchor = Flat(trainer.layout, only_live=False, device=trainer.device)
-        self._spare = Flat(trainer.layout, only_live=False, device=trainer.device)
+        self._anchor = Flat(trainer.layout, only_live=True, device=trainer.device)
+        self._spare = Flat(trainer.layout, only_live=True, device=trainer.device)
+        self._live = slice(0, trainer.layout.live_nbytes)
         self._touched = 0
 
     def begin(self) -> None:
         """From the model as it is."""
-        self._anchor.raw.copy_(self._trainer.bound.raw)
+        self._anchor.raw.copy_(self._trainer.bound.raw[self._live])
 
     @torch.no_grad()
     def rebase(self) -> None:
         """The pool's new weights are in `trainer.weights`: go on from them, with what was learned since the last Δ."""
         self._trainer.restore()
         bound, new, anchor = self._trainer.bound, self._spare, self._anchor
-        new.raw.copy_(self._trainer.weights.raw)
+        new.raw.copy_(self._trainer.weights.raw[self._live])
         for mine, theirs, before in zip(bound.trainable, new.trainable, anchor.trainable, strict=True):
             mine.add_(theirs - before)
         for mine, theirs, before in zip(bound.averaged, new.averaged, anchor.averaged, strict=True):
             mine.add_((theirs - before).masked_fill_(theirs == before, 0))  # of what did not change nothing, -inf too
         bound.kept_raw.copy_(new.kept_raw)
-        for mine, theirs in zip(bound.frozen, new.frozen, strict=True):
-            mine.copy_(theirs)
+        self._trainer.take_what_never_changes()
         self._anchor, self._spare = new, anchor
         self._trainer.buffers_changed()
 
@@ -98,7 +98,7 @@ class OwnSteps:
             torch.sub(after, before, out=out).masked_fill_(after == before, 0)
         delta.kept_raw.copy_(bound.kept_raw)
         delta.touched, self._touched = self._touched, 0
-        self._anchor.raw.copy_(bound.raw)
+        self._anchor.raw.copy_(bound.raw[self._live])
         return self._trainer.to_host(delta)
 
 

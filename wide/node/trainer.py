@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd import Variable
 
-from wide.codec.layout import Flat, Layout, bind, join
+from wide.codec.layout import Flat, Layout, Slot, bind, join
 from wide.codec.spare import Spare
 from wide.errors import TrainingFailed, WideError
 from wide.job.definition import Job
@@ -60,11 +60,12 @@ class Trainer:
         self._moved = [(i, self._parameters[i]) for i in self.layout.moved]
         self._watch = Watch(self.model, self.layout, self.bound)
         self._version = Flat(self.layout, only_live=True, device=device)  # its buffers: each batch starts from them
+        constant = {id(buffer) for buffer in map(dict(self.model.named_buffers()).get, _names(self.layout.constant))}
         self._homes = [
             (module._buffers, name, buffer)
             for module in self.model.modules()
             for name, buffer in module._buffers.items()
-            if buffer is not None
+            if buffer is not None and id(buffer) not in constant
         ]
         self.roots = {"model": self.model, "loss": job.loss}
         self._own = OwnGenerators(**self.roots)
@@ -73,6 +74,7 @@ class Trainer:
         self.spare = spare if spare is not None and device.type == "cpu" else Spare(self.layout, device)
         self._seeds: dict[tuple[float, torch.dtype, torch.Size], torch.Tensor] = {}  # a handful: two per epoch's end
         self.is_on_cpu = device.type == "cpu"
+        self.expects_all = True  # with the next weights what never changes will come, too
         self._on_host = Flat(self.layout, only_live=True) if device.type != "cpu" else None
         self.buffers_changed()
 
@@ -87,8 +89,16 @@ class Trainer:
     def weights_changed(self) -> None:
         """A new version has been written into `weights`."""
         if self.bound is not self.weights:
-            self.bound.raw.copy_(self.weights.raw)
+            live_nbytes = self.layout.live_nbytes
+            self.bound.raw[:live_nbytes].copy_(self.weights.raw[:live_nbytes])
+            self.take_what_never_changes()
         self.buffers_changed()
+
+    def take_what_never_changes(self) -> None:
+        """Frozen parameters and constant buffers come with a pool's first weights."""
+        if self.expects_all and self.bound is not self.weights:
+            self.bound.raw[self.layout.live_nbytes :].copy_(self.weights.raw[self.layout.live_nbytes :])
+        self.expects_all = False
 
     def buffers_changed(self) -> None:
         """Each batch starts from the model's buffers as they are now."""
@@ -262,3 +272,7 @@ class Trainer:
                 torch.sub(after, before, out=change)
                 change.masked_fill_(after == before, 0).mul_(weight)
             leaf.kept_raw.copy_(self.bound.kept_raw)
+
+
+def _names(slots: list[Slot]) -> list[str]:
+    return [slot.name for slot in slots]

@@ -1,5 +1,6 @@
-"""Does the user's loss change what only the optimizer should change? Looked at around every lease, cheaply: pointers,
-flags and version counters tell most of it; a sum over the memory itself tells the rest, as often as it costs little.
+"""Does the user's loss change what only the optimizer should change, or what was taken for constant? Looked at around
+every lease, cheaply: pointers, flags and version counters tell most of it; a sum over the memory itself tells the rest,
+as often as it costs little.
 """
 
 from __future__ import annotations
@@ -7,7 +8,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,12 +26,12 @@ SHARE = 0.01  # of the time spent on leases, for looking at all of the memory la
 
 
 class Home(NamedTuple):
-    """Where the model keeps a parameter, and how it was in the beginning."""
+    """Where the model keeps a parameter, or a buffer, and how it was in the beginning."""
 
     name: str
-    owner: dict[str, nn.Parameter | None]
+    owner: dict[str, Any]
     key: str
-    parameter: nn.Parameter
+    parameter: torch.Tensor
     state: tuple[int, bool, tuple[int, ...], torch.Size]  # pointer, requires_grad, stride, shape
 
 
@@ -39,8 +40,10 @@ class Watch:
 
     def __init__(self, model: nn.Module, layout: Layout, bound: Flat) -> None:
         fixed = layout.fixed
-        self._homes = _homes(model)
-        self._fixed = [home for home in self._homes if home.name in fixed]
+        self._homes = _homes(model, "_parameters", dict(model.named_parameters()))
+        constant = {slot.name for slot in layout.constant}
+        self._constant = [h for h in _homes(model, "_buffers", dict(model.named_buffers())) if h.name in constant]
+        self._fixed = [home for home in self._homes if home.name in fixed] + self._constant
         self._parameters = [home.parameter for home in self._fixed]
         self._pointers = [p.data_ptr() for p in self._parameters]
         self._flags = [p.requires_grad for p in self._parameters]
@@ -85,12 +88,12 @@ class Watch:
 
     def end(self) -> None:
         """Raises, if something has moved."""
-        moved: list[str] = []
+        moved = [home.name for home in self._constant if home.owner.get(home.key) is not home.parameter]
         parameters = self._parameters
         if [p._version for p in parameters] != self._versions or [p.data_ptr() for p in parameters] != self._pointers:
-            moved = self._moved()
-        if self._leases <= FIRST_LEASES or self._leases % SELDOM == 0:
-            moved = self._moved()
+            moved += self._moved()
+        elif self._leases <= FIRST_LEASES or self._leases % SELDOM == 0:
+            moved += self._moved()
             self._check_objects()
         if not self._is_always_whole:
             self._owed_s += SHARE * (time.perf_counter() - self._began_at)
@@ -109,14 +112,14 @@ class Watch:
         if [p.requires_grad for p in self._parameters] != self._flags:
             moved += [name for name in self._moved() if name not in moved]
         if moved:
-            raise ParametersMoved(moved)
+            raise ParametersMoved(list(dict.fromkeys(moved)))
 
     def _changed(self, before: np.ndarray, now: np.ndarray) -> list[str]:
         found = list(dict.fromkeys(name for i in np.flatnonzero(now != before) if (name := self._names[i])))
         if found and not self._was_always_whole:
             raise TrainingFailed(
-                f"parameter {found[0]} is changed by the loss in place, by way of .data, and not from the first batch "
-                "on, which is noticed too late: change it under torch.no_grad() instead"
+                f"{found[0]} is changed by the loss in place, by way of .data, and not from the first batch on, which "
+                "is noticed too late: change it under torch.no_grad() instead"
             )
         return found
 
@@ -137,13 +140,13 @@ class Watch:
                 )
 
 
-def _homes(model: nn.Module) -> list[Home]:
-    names = {id(parameter): name for name, parameter in model.named_parameters()}  # of tied ones the first
+def _homes(model: nn.Module, kind: str, tensors: dict[str, Any]) -> list[Home]:
+    names = {id(tensor): name for name, tensor in tensors.items()}  # of tied ones the first
     return [
-        Home(names[id(p)], module._parameters, key, p, (p.data_ptr(), p.requires_grad, p.stride(), p.shape))
-        for module in model.modules()
-        for key, p in module._parameters.items()
-        if p is not None
+        Home(names[id(t)], owner, key, t, (t.data_ptr(), t.requires_grad, t.stride(), t.shape))
+        for owner in (getattr(module, kind) for module in model.modules())
+        for key, t in owner.items()
+        if t is not None
     ]
 
 

@@ -21,6 +21,7 @@ from wide.node.payloads import Payloads
 from wide.node.selfcheck import BatchAt, SelfCheck
 from wide.node.trainer import Trainer
 from wide.node.training import TRAININGS, Training
+from wide.telemetry.process import give_back_free_memory
 from wide.wire import messages as say
 
 TRY_EVERY_S = 300.0
@@ -40,6 +41,7 @@ class Workbench:
             except TrainingFailed as error:
                 self.problem = str(error)
         self.trainer = Trainer(job, welcome.seed, device, moved=welcome.moved)
+        give_back_free_memory()  # the tensors that the model was built with
         self._encoders = Encoders()
         self.payloads = Payloads(self.trainer, self._encoders)
         self._fused = Fused(self.trainer)

@@ -23,8 +23,9 @@ from safetensors.torch import load_file, save_file
 from wide.errors import TrainingFailed, UsageError
 from wide.failpoint import reach
 
-FORMAT = 1  # of what follows; a run of a newer one is not touched
+FORMAT = 2  # of what follows; a run of a newer one is not touched
 MODEL, OPTIMIZER, STATE, LATEST = "model.safetensors", "optimizer.safetensors", "state.json", "latest"
+FROZEN = "frozen.safetensors"  # the rest of the model, if that is large and never changes
 UNWRITABLE = (SafetensorError, KeyError, TypeError, ValueError)  # what its library, or JSON, does not know
 NAME = re.compile(r"step-(\d{8,})(?:-(\d+))?")
 
@@ -32,12 +33,15 @@ Tensors = dict[str, torch.Tensor]
 
 
 class Checkpoint(NamedTuple):
-    """The weights by the names of the state dict, all other tensors, and all other values."""
+    """The weights by the names of the state dict, all other tensors, and all other values. `frozen` are weights that
+    are the same in every checkpoint of a run with the same `state["frozen"]`: they are written once.
+    """
 
     step: int
     model: Tensors
     others: Tensors
     state: dict[str, Any]
+    frozen: Tensors = {}  # noqa: RUF012
 
 
 class Broken(Exception):
@@ -51,7 +55,7 @@ def write(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     try:
-        _fill(temporary, checkpoint)
+        _fill(temporary, checkpoint, _all(folder))
         reach("checkpoint.before_rename")
         temporary.rename(final)
     except (OSError, *UNWRITABLE) as error:
@@ -103,7 +107,8 @@ def read(path: Path) -> Checkpoint:
         for name, digest in state["files"].items():
             if _digest(path / name) != digest:
                 raise Broken(f"{name} is not what was written")
-        return Checkpoint(state["step"], load_file(path / MODEL), load_file(path / OPTIMIZER), state)
+        model = load_file(path / MODEL) | (load_file(path / FROZEN) if FROZEN in state["files"] else {})
+        return Checkpoint(state["step"], model, load_file(path / OPTIMIZER), state)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         raise Broken(str(error)) from None
 
@@ -125,18 +130,36 @@ def is_any(folder: Path) -> bool:
     return bool(_all(folder))
 
 
-def _fill(temporary: Path, checkpoint: Checkpoint) -> None:
+def _fill(temporary: Path, checkpoint: Checkpoint, others: list[Path]) -> None:
+    """`others` are the checkpoints that are there already."""
     reach("checkpoint.write")
     save_file(checkpoint.model, temporary / MODEL)
     reach("checkpoint.after_model")
     save_file(checkpoint.others, temporary / OPTIMIZER)
     reach("checkpoint.after_optimizer")
     files = {name: _digest(temporary / name) for name in (MODEL, OPTIMIZER)}
-    state = {"format": FORMAT, "step": checkpoint.step, "files": files} | checkpoint.state
+    if checkpoint.frozen:
+        files[FROZEN] = _put_frozen(temporary / FROZEN, checkpoint, others)
+    is_plain = not checkpoint.frozen
+    state = {"format": 1 if is_plain else FORMAT, "step": checkpoint.step, "files": files} | checkpoint.state
     (temporary / STATE).write_text(json.dumps(state, allow_nan=False), encoding="utf-8")
     for name in (MODEL, OPTIMIZER, STATE):
         _sync(temporary / name)
     _sync(temporary)
+
+
+def _put_frozen(path: Path, checkpoint: Checkpoint, others: list[Path]) -> str:
+    """The same file under another name, if there is one; else a new one. Returns its digest."""
+    for other in others:
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            state = json.loads((other / STATE).read_text(encoding="utf-8"))
+            if state["frozen"] == checkpoint.state["frozen"]:
+                digest: str = state["files"][FROZEN]
+                os.link(other / FROZEN, path)
+                return digest
+    save_file({key: value.contiguous() for key, value in checkpoint.frozen.items()}, path)
+    _sync(path)
+    return _digest(path)
 
 
 def _digest(path: Path) -> str:

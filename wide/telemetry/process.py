@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import functools
 import hashlib
 import socket
+import sys
 import uuid
 from pathlib import Path
 
@@ -18,6 +21,15 @@ def _self() -> psutil.Process:
 
 def rss_bytes() -> int:
     return int(_self().memory_info().rss)
+
+
+def give_back_free_memory() -> None:
+    """What was freed lately may be large: glibc was told to keep such blocks (launch/environment.py), because batches
+    need theirs again at once. After a model was built, nobody does.
+    """
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):  # another C library
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 @functools.cache
