@@ -106,7 +106,6 @@ class Granting:
                 self.started_at = now
             lease = self._lease(member, Cut(block, group), policy.age, now)
             self._leases.grant(lease)
-            self._roster.something_changed()
             actions.append(self._action(lease, version, now))
         return actions
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from wide.coordinator.events import MergeUpdate, Position
@@ -17,7 +17,7 @@ from wide.telemetry.log import log
 from wide.telemetry.totals import NodeTotals, Part
 
 FLUSH_S = 0.25
-SERIES_S = 1.0
+SERIES_S, SERIES_NODES = 1.0, 64  # a point a second; of more nodes than this, so much less often
 SETTLE_S = 30.0
 SERIES = ("batches", "bytes_sent", "bytes_received", "compute_s", "codec_s", "network_s", "rss_bytes")
 
@@ -185,11 +185,11 @@ class Record:
             self._flushed_at = now
             self._work_up()
 
-    def series(self, nodes: Iterable[NodeTotals], now: float, force: bool = False, **pools_own: float) -> bool:
+    def series(self, nodes: Sequence[NodeTotals], now: float, force: bool = False, **pools_own: float) -> bool:
         """One point of each node's series a second, and of the pool's own; of who has left since the last one, a last
         point. Was it time for that?
         """
-        if not force and now - self._series_at < SERIES_S:
+        if not force and now - self._series_at < SERIES_S * max(1.0, len(nodes) / SERIES_NODES):
             return False
         self._series_at = now
         at = self._clock.wall()

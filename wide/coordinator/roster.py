@@ -23,7 +23,7 @@ SPREADS = 8.0  # that is k
 PACES = 16  # batches are remembered of so many leases
 ENOUGH_PACES = 5
 OVERDUE_S = 1.0  # and at least so much longer, if others would have something else to do
-CALM_S = 0.05  # for so long nobody looks again
+LOOK_S = 50e-6  # for each lease: for so long nobody looks at all of them again, which takes 2 µs each
 COLD = 0.1  # what a node's first result weighs, against later ones
 GREEN_S = 10.0  # the same for a node's first lease: it may have to load and to warm up
 
@@ -76,7 +76,7 @@ class Roster:
         self.members: dict[int, Member] = {}
         self._leases = leases
         self.measures_travel = True
-        self._calm = (0.0, 0.0)  # until then nothing is worth rescuing, for anybody who is not quicker than this
+        self._slowest: tuple[Lease | None, float] = (None, -math.inf)  # that was found last, and when to look again
 
     def follow(self, strategy: Strategy) -> None:
         self.measures_travel = strategy.measures_travel
@@ -144,28 +144,31 @@ class Roster:
             return None
         if member.batches_per_s is None:  # how quick it would be is not known
             return next((lease for lease in self._newest() if self._may_be_lost(lease, now)), None)
-        calm_until, quickest = self._calm
-        if now < calm_until and member.batches_per_s <= quickest:
-            return None  # whoever asked last, a moment ago, has looked at all of them
+        slowest = self._done_last(member.batches_per_s, now)
+        if slowest is None:
+            return None
+        remaining = self._remaining_s(slowest, member.batches_per_s, now)
+        return slowest if remaining >= RESCUE_GAIN * slowest.block.size / member.batches_per_s else None
+
+    def _done_last(self, guess: float, now: float) -> Lease | None:
+        """The lease whose holder will be done last; as it was found a moment ago, if there are many."""
+        slowest, look_again_at = self._slowest
+        if now < look_again_at:
+            holders = self._leases.out.get(slowest.block) if slowest is not None else None
+            return slowest if holders and holders[-1] is slowest else None
         slowest, longest = None, 0.0
         for lease in self._newest():
-            remaining = self._remaining_s(lease, member.batches_per_s, now)
+            remaining = self._remaining_s(lease, guess, now)
             if remaining > longest:
                 slowest, longest = lease, remaining
-        if slowest is not None and longest >= RESCUE_GAIN * slowest.block.size / member.batches_per_s:
-            return slowest
-        self._calm = now + CALM_S, member.batches_per_s
-        return None
-
-    def something_changed(self) -> None:
-        """What was not worth rescuing a moment ago may be so now."""
-        self._calm = (0.0, 0.0)
+        self._slowest = slowest, now + LOOK_S * len(self._leases.out)
+        return slowest
 
     def fall_silent(self, member: Member) -> None:
         member.is_silent = True
         for lease in member.leases.values():
             lease.is_disturbed = True
-        self.something_changed()
+        self._slowest = None, -math.inf  # look again
 
     def overdue(self, now: float) -> list[Lease]:
         """What may never come: held by somebody silent, or past its deadline by a while."""

@@ -57,6 +57,7 @@ from wide.transport.hub import CALLERS, RUNG, Hub
 from wide.wire import messages as say
 
 TOLD_EVERY_S = 1.0
+LOOKED_AT, ROUND = 64, 16  # so many peers are looked at in one tick; if there are more, all of them in so many ticks
 NOT_FINITE = "the gradient, or what it changes in a buffer, is not finite: lower the learning rate or set clip_norm"
 
 
@@ -101,6 +102,8 @@ class Exchange:
         self._overlaps, self._version = False, 0
         self._looked_through: deque[tuple[happened.Updated, Future[bool]]] = deque()  # large ones, beside the loop
         self._told_at = -math.inf
+        self._to_look_at: list[Peer] = []
+        self._at_once = LOOKED_AT
 
     @property
     def idle_s(self) -> float:
@@ -217,10 +220,17 @@ class Exchange:
     def tick(self, now: float) -> None:
         """Who is late, or silent, or owed a sign of life; and which codec suits each link by now."""
         self._hub.listen(True)
-        for peer in self._board.everybody:
+        for peer in self._next_to_look_at():
             error = self._look_at(peer, now) if peer.node else late_for_hello(peer.connected_at, now)
             if error is not None:
                 self.dismiss(peer, error)
+
+    def _next_to_look_at(self) -> list[Peer]:
+        if not self._to_look_at:
+            self._to_look_at = self._board.everybody
+            self._at_once = max(LOOKED_AT, -(-len(self._to_look_at) // ROUND))
+        now, self._to_look_at = self._to_look_at[: self._at_once], self._to_look_at[self._at_once :]
+        return [peer for peer in now if not peer.is_closed]
 
     def transfers_s(self) -> list[tuple[int, float]]:
         """How long new weights and an update travel, as things are, for each node."""

@@ -37,9 +37,8 @@ class OpenStep:
 
     def cut(self, most: int) -> Block:
         """Take a free block of at most `most` batches; call only when some are `free`."""
-        at, free = 0, self._free
-        if len(free) > 1:  # of two that give the same, the smaller one is left in fewer pieces
-            at = max(range(len(free)), key=lambda i: (fitting(free[i].size, most), -free[i].size))
+        free = self._free
+        at = self._best(most) if len(free) > 1 else 0
         block = free.pop(at)
         while block.size > most:
             block, rest = halves(block)
@@ -48,6 +47,18 @@ class OpenStep:
             self._free.insert(at, rest)
         self.free -= block.size
         return block
+
+    def _best(self, most: int) -> int:
+        """Of those that give most, the smallest, which is left in the fewest pieces."""
+        at = best = smallest = 0
+        for i, (first, end) in enumerate(self._free):
+            size = end - first
+            if size == most:
+                return i
+            fits = fitting(size, most)
+            if fits > best or (fits == best and size < smallest):
+                at, best, smallest = i, fits, size
+        return at
 
     def give_back(self, block: Block) -> None:
         """Nobody computes this block any more: it is free again."""
