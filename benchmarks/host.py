@@ -113,7 +113,7 @@ def ceiling(case: Case) -> float:
 
 
 def ddp(case: Case) -> float:
-    with _free_port() as port:
+    with free_port() as port:
         return _together(case, _parallel, port)
 
 
@@ -217,7 +217,7 @@ def _train(rank: int, case: Case, barrier: Barrier, way: _Plain) -> float:
 
 
 @contextlib.contextmanager
-def _free_port() -> Iterator[int]:
+def free_port() -> Iterator[int]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
