@@ -216,6 +216,26 @@ def test_a_strategy_that_ends_soon_ends_after_what_was_given_ahead():
     assert pool.steps == 3
 
 
+def test_nobody_waits_for_a_newcomer_that_is_still_waiting_for_its_weights():
+    pool = a_pool(batches_per_step=4, steps=None)
+    (lease,), now = join(pool, 1), 0.0
+    while pool.version < 6:  # a batch takes it a second
+        now += lease.block.size
+        (lease,) = grants(pool.handle(UpdateArrived(1, lease.lease), now))
+    assert lease.block.size == 4
+    assert join(pool, 2, now=now) == []
+    *_, own, new = grants(pool.handle(UpdateArrived(1, lease.lease), now + 4.0))
+    assert (own.node, new.node, new.block.size) == (1, 2, 1)
+    now += 4.0
+    taken = []
+    while pool.version < 8 and not taken:
+        now += own.block.size
+        (own,) = grants(pool.handle(UpdateArrived(1, own.lease), now))
+        taken = [own] if own.block == new.block else []
+    assert taken
+    assert now <= 4.0 * 7 + 3.0, "as soon as there was nothing else to do"
+
+
 def test_a_lease_that_is_long_overdue_is_recomputed():
     pool = a_pool(batches_per_step=2, steps=None)
     one, two = join(pool, 1, 2)

@@ -144,13 +144,13 @@ class Roster:
             return None
         if member.batches_per_s is None:  # how quick it would be is not known
             return next((lease for lease in self._newest() if self._may_be_lost(lease, now)), None)
-        slowest = self._done_last(member.batches_per_s, now)
+        slowest = self._done_last(member, member.batches_per_s, now)
         if slowest is None:
             return None
-        remaining = self._remaining_s(slowest, member.batches_per_s, now)
+        remaining = self._remaining_s(slowest, member, member.batches_per_s, now)
         return slowest if remaining >= RESCUE_GAIN * slowest.block.size / member.batches_per_s else None
 
-    def _done_last(self, guess: float, now: float) -> Lease | None:
+    def _done_last(self, idle: Member, rate: float, now: float) -> Lease | None:
         """The lease whose holder will be done last; as it was found a moment ago, if there are many."""
         slowest, look_again_at = self._slowest
         if now < look_again_at:
@@ -158,7 +158,7 @@ class Roster:
             return slowest if holders and holders[-1] is slowest else None
         slowest, longest = None, 0.0
         for lease in self._newest():
-            remaining = self._remaining_s(lease, guess, now)
+            remaining = self._remaining_s(lease, idle, rate, now)
             if remaining > longest:
                 slowest, longest = lease, remaining
         self._slowest = slowest, now + LOOK_S * len(self._leases.out)
@@ -188,15 +188,18 @@ class Roster:
         """Who was last given each block that is out."""
         return (holders[-1] for holders in self._leases.out.values())
 
-    def _remaining_s(self, lease: Lease, guess: float, now: float) -> float:
+    def _remaining_s(self, lease: Lease, idle: Member, rate: float, now: float) -> float:
         """How long its holder will still need, by its own speed; below zero, if it is a little late. One that is far
-        too late may never come back.
+        too late may never come back. A newcomer may still be waiting for its weights: whoever is idle and knows what
+        it would need itself gives it that long.
         """
         holder = self.members[lease.node]
-        elapsed, expected = self.progress(lease, holder.batches_per_s or guess, now)
-        if holder.is_silent or (elapsed > LEAST_OVERDUE * expected and elapsed > holder.overdue * expected):
-            return math.inf
-        return expected - elapsed
+        elapsed, expected = self.progress(lease, holder.batches_per_s or rate, now)
+        if holder.batches_per_s is None and len(idle.paces_s) >= ENOUGH_PACES:
+            is_late = elapsed >= expected
+        else:
+            is_late = elapsed > LEAST_OVERDUE * expected and elapsed > holder.overdue * expected
+        return math.inf if is_late or holder.is_silent else expected - elapsed
 
     def _may_be_lost(self, lease: Lease, now: float) -> bool:
         """Its holder is silent or far too late; or was never measured, and has had its time to warm up."""
