@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: train test quick check clean
+.PHONY: train test quick check bench clean
 
 train: $(VENV)/ready
 	$(BIN)/python examples/emoji.py
@@ -14,6 +14,11 @@ test: check
 
 quick: check
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 -m "not processes"
+
+# All benchmarks, for hours; writes docs/benchmarks.md. Single ones: .venv/bin/python -m benchmarks NAME
+bench: $(VENV)/ready
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[plots]'
+	$(BIN)/python -m benchmarks everything
 
 check: $(VENV)/ready
 	$(BIN)/ruff check .

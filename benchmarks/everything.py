@@ -24,7 +24,7 @@ NAMES = (
     *("seed", "host", "stages", "peers", "scale", "lora", "checkpoints", "strategies", "network", "slowlink"),
     *("wire", "codecs", "sockets", "logging"),
 )
-DRAWN = {"wire", "codecs", "sockets", "logging", "slowlink", "strategies", "network"}
+DRAWN = {"host", "stages", "wire", "codecs", "sockets", "logging", "slowlink", "strategies", "network"}
 HIDDEN = {"curves"}  # too long for a table
 HEAD = """# Benchmarks
 

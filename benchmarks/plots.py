@@ -36,6 +36,34 @@ def draw(name: str, result: dict[str, Any]) -> Path:
     return path
 
 
+def _host(axes: Axes, result: dict[str, Any]) -> None:
+    """Pairs of bars: the pool's and DDP's parts of the ceiling."""
+    found: list[tuple[str, Any, Any]] = []
+    for size, suffix in (("1.13 M", ""), ("10 M", "_10m"), ("50 M", "_50m")):
+        ratios, ddp = result[f"ratio{suffix}"], result[f"ddp{suffix}"]
+        found += [(f"{size}\n{nodes} nodes", ratios[nodes], ddp[nodes]) for nodes in ratios]
+    if "ratio_16" in result:
+        found.append(("1.13 M\nper 16", result["ratio_16"], result["ddp_16"]))
+    names, ours, theirs = zip(*found, strict=True)
+    for shift, values, label, color in ((-0.2, ours, "wide", OURS), (0.2, theirs, "DDP", OTHER)):
+        bars = axes.bar([i + shift for i in range(len(names))], values, width=0.38, label=label, color=color)
+        axes.bar_label(bars, fmt="%.2f", padding=2, fontsize=7)
+    axes.set_xticks(range(len(names)), names, fontsize=8)
+    axes.set(ylabel="batches/s ÷ processes that never talk", title="One machine")
+    axes.legend(frameon=False)
+
+
+def _stages(axes: Axes, result: dict[str, Any]) -> None:
+    rates = result["batches_per_s"]
+    colors = [OURS if name.startswith("pool") else OTHER for name in rates]
+    bars = axes.barh([name.replace("_", ", an update per ") for name in rates], list(rates.values()), color=colors)
+    axes.bar_label(bars, fmt="{:,.0f}", padding=3)
+    axes.invert_yaxis()
+    axes.grid(axis="y", visible=False)
+    axes.margins(x=0.12)
+    axes.set(xlabel="batches/s, ten nodes", title="The ancestor's workload")
+
+
 def _wire(axes: Axes, result: dict[str, Any]) -> None:
     sizes = [key.removeprefix("ratio_") for key in result if key.startswith("ratio_")]
     nbytes = [int(size[:-2]) << (10 if size.endswith("kb") else 20) for size in sizes]
@@ -118,6 +146,8 @@ def _network(axes: Axes, result: dict[str, Any]) -> None:
 
 
 DRAWINGS: dict[str, tuple[Callable[[Axes, dict[str, Any]], None], ...]] = {
+    "host": (_host,),
+    "stages": (_stages,),
     "wire": (_wire,),
     "sockets": (_sockets,),
     "logging": (_logging,),
