@@ -15,7 +15,7 @@ from wide.coordinator.aside import Aside, afterwards
 from wide.coordinator.events import ACTIONS, CloseStep, EvaluationFull, MakeVersion, Ticked
 from wide.coordinator.queue import EventQueue
 from wide.errors import TrainingFailed
-from wide.exchange import exchange
+from wide.exchange import inspection
 from wide.store.weights import state_sha256, weights_sha256
 from wide.strategy.synchronous import TreeFold
 from wide.wire import messages as say
@@ -153,7 +153,7 @@ def test_a_small_model_has_no_thread():
 @pytest.fixture
 def everything_is_large(monkeypatch):
     monkeypatch.setattr(aside, "LARGE_NBYTES", 0)
-    monkeypatch.setattr(exchange, "LARGE_NBYTES", 0)
+    monkeypatch.setattr(inspection, "LARGE_NBYTES", 0)
 
 
 @pytest.mark.parametrize("beside", [(True, True), (True, False), (False, False)])

@@ -13,16 +13,12 @@ import math
 import traceback
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from typing import Any
-
-import msgspec
 
 from wide.codec.choose import Role
 from wide.codec.encoders import Encoders
 from wide.codec.layout import Flat, Layout
-from wide.codec.memory import LARGE_NBYTES
 from wide.codec.spare import Spare
 from wide.codec.speeds import Trial, measure
 from wide.errors import (
@@ -42,6 +38,7 @@ from wide.exchange.delivery import Assignment, Delivery
 from wide.exchange.door import Door
 from wide.exchange.feed import Feed
 from wide.exchange.happenings import Happening
+from wide.exchange.inspection import Inspection
 from wide.exchange.intake import Intake, Whole
 from wide.exchange.link_codecs import LinkCodecs
 from wide.exchange.patience import late_for_hello
@@ -58,7 +55,6 @@ from wide.wire import messages as say
 
 TOLD_EVERY_S = 1.0
 LOOKED_AT, ROUND = 64, 16  # so many peers are looked at in one tick; if there are more, all of them in so many ticks
-NOT_FINITE = "the gradient, or what it changes in a buffer, is not finite: lower the learning rate or set clip_norm"
 
 
 @dataclass(frozen=True)
@@ -100,7 +96,7 @@ class Exchange:
             door, board, goods.layout, goods.weights, goods.feed, goods.common, self.traffic, clock.now
         )
         self._overlaps, self._version = False, 0
-        self._looked_through: deque[tuple[happened.Updated, Future[bool]]] = deque()  # large ones, beside the loop
+        self._inspection = Inspection(goods.encoders, hub.ring, tell)
         self._told_at = -math.inf
         self._to_look_at: list[Peer] = []
         self._at_once = LOOKED_AT
@@ -208,7 +204,7 @@ class Exchange:
             if key is CALLERS:
                 self._board.accept(lambda oldest: self.dismiss(oldest, Refused("too many callers at once")))
             elif key is RUNG:
-                self._tell_looked_through()
+                self._inspection.tell_done()
                 for peer in list(self._board.members):
                     self._delivery.pump(peer)
             else:
@@ -280,9 +276,7 @@ class Exchange:
         """Its connection is over."""
         if peer.is_closed:
             return
-        if any(news.node == peer.node for news, _ in self._looked_through):  # what it said last comes before its end
-            wait([future for _, future in self._looked_through])
-            self._tell_looked_through()
+        self._inspection.finish(peer.node)
         peer.count_bytes()
         self._board.let_go(peer)
         self._delivery.forget(peer)
@@ -339,23 +333,9 @@ class Exchange:
         sizes = sent.sizes if sent is not None else []
         news = happened.Updated(peer.node, update.lease, flat, sizes, update.losses, update.compute_s, "")
         if sent is not None and sent.room is flat:  # who can write there can do as it likes: it is believed
-            self._tell_updated(news, update.is_finite)
-        elif self._goods.layout.live_nbytes < LARGE_NBYTES:
-            self._tell_updated(news, flat.is_finite())
+            self._inspection.believe(news, update.is_finite)
         else:
-            future = self._goods.encoders.submit(flat.is_finite)
-            self._looked_through.append((news, future))
-            future.add_done_callback(lambda _: self._hub.ring())
-            self._tell_looked_through()
-
-    def _tell_updated(self, news: happened.Updated, is_finite: bool) -> None:
-        self.happenings.append(news if is_finite else msgspec.structs.replace(news, problem=NOT_FINITE))
-
-    def _tell_looked_through(self) -> None:
-        """In the order in which they came."""
-        while self._looked_through and self._looked_through[0][1].done():
-            news, is_finite = self._looked_through.popleft()
-            self._tell_updated(news, is_finite.result())
+            self._inspection.look_through(news, flat, self._goods.layout.live_nbytes)
 
     def _heard_failed(self, peer: Peer, failed: say.Failed) -> None:
         problem, details = words.line(failed.problem), words.details(failed.details)

@@ -19,7 +19,7 @@ from wide.coordinator.queue import EventQueue
 from wide.coordinator.record import Record
 from wide.coordinator.run import Run
 from wide.errors import ParametersMoved, TrainingFailed
-from wide.exchange.exchange import NOT_FINITE
+from wide.exchange.inspection import NOT_FINITE
 from wide.job.definition import Job
 from wide.job.samples import Samples
 from wide.node.carried import Carried
