@@ -7,21 +7,22 @@ The ceiling: processes that never talk, each with its own optimizer step as ofte
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
-import socket
 import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from benchmarks.together import Counts, free_port, together
+
 JOB = Path(__file__).with_name("host_job.py")
+PRELOAD = "benchmarks.host_job"
 WARM_S = 1.5  # of each side, which do not count
 
 
@@ -109,37 +110,19 @@ def pool(case: Case) -> tuple[float, float]:
 
 
 def ceiling(case: Case) -> float:
-    return _together(case, _compute)
+    return together(case.nodes, PRELOAD, _compute, case)
 
 
 def ddp(case: Case) -> float:
     with free_port() as port:
-        return _together(case, _parallel, port)
+        return together(case.nodes, PRELOAD, _parallel, case, port)
 
 
-def _together(case: Case, work: Callable[..., None], *more: Any) -> float:
-    """Batches/s of all processes; each counts only what it does while all are at it."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "benchmarks.host_job"])
-    barrier, counts = context.Barrier(case.nodes), context.SimpleQueue()
-    processes = [context.Process(target=work, args=(rank, case, barrier, counts, *more)) for rank in range(case.nodes)]
-    try:
-        for process in processes:
-            process.start()
-        rates: list[float] = [counts.get() for _ in processes]
-        return sum(rates)
-    finally:
-        for process in processes:
-            process.join(30.0)
-            process.kill()
-            process.join()
-
-
-def _compute(rank: int, case: Case, barrier: Barrier, counts: multiprocessing.SimpleQueue[float]) -> None:
+def _compute(rank: int, barrier: Barrier, counts: Counts, case: Case) -> None:
     counts.put(_train(rank, case, barrier, _Plain()))
 
 
-def _parallel(rank: int, case: Case, barrier: Barrier, counts: multiprocessing.SimpleQueue[float], port: int) -> None:
+def _parallel(rank: int, barrier: Barrier, counts: Counts, case: Case, port: int) -> None:
     import torch.distributed as dist
 
     os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "TORCH_CPP_LOG_LEVEL": "ERROR"}
@@ -214,11 +197,3 @@ def _train(rank: int, case: Case, barrier: Barrier, way: _Plain) -> float:
     timed(2)
     warm = timed(way.agree(max(2, round(WARM_S * timed(2)))))
     return mine * timed(way.agree(max(2, round(case.seconds * warm))))
-
-
-@contextlib.contextmanager
-def free_port() -> Iterator[int]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    yield port

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import sqlite3
 import subprocess
@@ -18,7 +17,10 @@ from typing import Any
 
 import psutil
 
+from benchmarks.together import Counts, together
+
 NODES = 10
+PRELOAD = "benchmarks.seed_job"
 CEILING_S = 2.0
 POOL_S = 5.0
 JOB = Path(__file__).with_name("seed_job.py")
@@ -56,19 +58,10 @@ def run(repeats: int, say: Callable[[str], None]) -> dict[str, Any]:
 
 def ceiling() -> float:
     """Batches per second of ten processes that draw batches, compute and never talk: a plain PyTorch loop."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "benchmarks.seed_job"])
-    barrier, counts = context.Barrier(NODES), context.SimpleQueue()
-    workers = [context.Process(target=_compute, args=(barrier, counts)) for _ in range(NODES)]
-    for worker in workers:
-        worker.start()
-    total: float = sum(counts.get() for _ in workers)
-    for worker in workers:
-        worker.join()
-    return total
+    return together(NODES, PRELOAD, _compute)
 
 
-def _compute(barrier: Barrier, counts: multiprocessing.SimpleQueue[float]) -> None:
+def _compute(rank: int, barrier: Barrier, counts: Counts) -> None:
     import torch
     from torch import nn
 
@@ -96,8 +89,11 @@ def pool(job: str) -> dict[str, float]:
         command += ["--seconds", str(POOL_S), "--json", "--out", str(out)]
         started_at = time.time()
         process = subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ | {"WIDE_LOG": ""})
-        pss_mb = _watch_memory(process)
-        output = process.communicate()[0]
+        try:
+            pss_mb = _watch_memory(process)
+            output = process.communicate()[0]
+        finally:
+            process.kill()  # if we were stopped
         if process.returncode:
             raise SystemExit(f"wide run failed with {process.returncode}")
         result: dict[str, Any] = json.loads(output)

@@ -4,14 +4,15 @@ ten nodes; all sides alternate in one run.
 
 from __future__ import annotations
 
-import multiprocessing
 import subprocess
 import sys
 from collections.abc import Callable
+from multiprocessing.synchronize import Barrier
 from statistics import median
 from typing import Any
 
 from benchmarks import seed
+from benchmarks.together import Counts, free_port, together
 
 NODES, SECONDS = 10, 3.0
 
@@ -47,22 +48,11 @@ def _stage(name: str) -> float:
 
 def _ddp() -> float:
     """Ten processes, an update per ten batches."""
-    from benchmarks.host import free_port
-
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "benchmarks.seed_job"])
-    counts = context.SimpleQueue()
     with free_port() as port:
-        workers = [context.Process(target=_parallel, args=(rank, port, counts)) for rank in range(NODES)]
-        for worker in workers:
-            worker.start()
-        total: float = sum(counts.get() for _ in workers)
-        for worker in workers:
-            worker.join()
-    return total
+        return together(NODES, seed.PRELOAD, _parallel, port)
 
 
-def _parallel(rank: int, port: int, counts: multiprocessing.SimpleQueue[float]) -> None:
+def _parallel(rank: int, barrier: Barrier, counts: Counts, port: int) -> None:
     import os
     import time
 
@@ -93,5 +83,5 @@ def _parallel(rank: int, port: int, counts: multiprocessing.SimpleQueue[float]) 
     steps = torch.tensor([max(5, int(SECONDS * train(10)))])
     dist.broadcast(steps, src=0)
     counts.put(train(int(steps.item())))
-    dist.barrier()
+    barrier.wait()  # whoever leaves early would take its connections along
     dist.destroy_process_group()
