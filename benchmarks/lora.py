@@ -36,8 +36,11 @@ def _once() -> dict[str, float]:
         command = [sys.executable, "-m", "wide", "run", str(JOB), "--nodes", str(NODES), "--log", "silent", "--json"]
         command += ["--seconds", str(SECONDS), "--checkpoint-every", str(EVERY_S), "--out", str(out)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE)
-        memory_mb = _coordinators_memory_mb(process)
-        result = json.loads(process.communicate()[0])
+        try:
+            memory_mb = _coordinators_memory_mb(process)
+            result = json.loads(process.communicate()[0])
+        finally:
+            process.kill()  # if we were stopped
         db = sqlite3.connect(out / "run.db")
         (updates,) = db.execute("SELECT count(*) FROM ledger").fetchone()
         seconds = [value for (value,) in db.execute("SELECT value FROM samples WHERE metric = 'checkpoint_s'")]

@@ -57,7 +57,8 @@ def coordinate(
     try:
         origin = Origin(command, spec, isinstance(job, bytes), end)
         loaded = _job(job)
-        parent.send_bytes(msgspec.json.encode(("loaded",)))
+        with contextlib.suppress(OSError):  # killed meanwhile: this process is about to notice, too
+            parent.send_bytes(msgspec.json.encode(("loaded",)))
         answer: tuple[object, ...] = ("result", _train(loaded, job, name, options, origin))
     except WideError as error:
         answer = ("error", error.exit_code, str(error), error.details)
