@@ -34,3 +34,22 @@ $(VENV)/ready: pyproject.toml constraints.txt
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+
+# Frameworks to compare with, each in an environment of its own, since they do not agree on their dependencies. One that
+# cannot be installed is left out, and the benchmark says so.
+PEERS := torchft ray flower hivemind
+.peers/torchft/ready: PACKAGE := torchft-nightly
+.peers/ray/ready: PACKAGE := ray
+.peers/flower/ready: PACKAGE := flwr
+.peers/hivemind/ready: PACKAGE := hivemind
+
+.PHONY: peers
+peers: $(VENV)/ready
+	-$(MAKE) --keep-going $(PEERS:%=.peers/%/ready)
+	$(BIN)/python -m benchmarks peers
+
+.peers/%/ready: benchmarks/peers.txt
+	rm -rf $(@D)
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install --quiet --constraint benchmarks/peers.txt torch numpy $(PACKAGE) || { rm -rf $(@D); exit 1; }
+	touch $@

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from benchmarks.together import Counts, free_port, together
 
 JOB = Path(__file__).with_name("host_job.py")
-PRELOAD = "benchmarks.host_job"
+PRELOAD = "benchmarks.host_model"
 WARM_S = 1.5  # of each side, which do not count
 
 
@@ -169,14 +169,14 @@ def _train(rank: int, case: Case, barrier: Barrier, way: _Plain) -> float:
     import torch
     from torch import nn
 
-    from benchmarks import host_job
+    from benchmarks import host_model
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    model, loss = way.wrap(host_job.model(host_job.WIDTHS[case.size])), nn.CrossEntropyLoss()
-    optimizer = host_job.optimizer(list(model.parameters()))
-    points, labels = host_job.points().tensors
-    batches = torch.split(torch.randperm(len(points)), host_job.BATCH_SIZE)
+    model, loss = way.wrap(host_model.model(host_model.WIDTHS[case.size])), nn.CrossEntropyLoss()
+    optimizer = host_model.optimizer(list(model.parameters()))
+    points, labels = host_model.points().tensors
+    batches = torch.split(torch.randperm(len(points)), host_model.BATCH_SIZE)
     mine = case.per_update // case.nodes
 
     def step(number: int) -> None:

@@ -4,6 +4,8 @@ Sorted like those of stateful.py.
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import torch
 from torch import nn
@@ -128,7 +130,93 @@ class Lookahead(torch.optim.SGD):
                 fast.copy_(slow)
 
 
+def trained_before():
+    """A backbone that was trained in model(), and has gradients left when it is frozen."""
+    model = mlp()
+    model(torch.ones(8, 6)).sum().backward()
+    model[0].requires_grad_(False)
+    return model
+
+
+class Followed(nn.Module):
+    """A student, a frozen copy, a large table: what an optimizer's hook or a scheduler may move along."""
+
+    newest = None
+
+    def __init__(self):
+        super().__init__()
+        self.student = nn.Linear(6, 3)
+        self.teacher = copy.deepcopy(self.student).requires_grad_(False)
+        self.register_buffer("table", torch.zeros(8192))
+        Followed.newest = self
+
+    def forward(self, x):
+        return self.student(x) + 0.1 * self.teacher(x) + self.table[:3]
+
+
+def move_teacher_by_data(model):
+    for old, new in zip(model.teacher.parameters(), model.student.parameters(), strict=True):
+        old.data.mul_(0.9).add_(new.data, alpha=0.1)
+
+
+@torch.no_grad()
+def move_table(model):
+    model.table[:3].add_(0.01 * model.student.bias)
+
+
+def hooked_optimizer(move):
+    def optimizer(params):
+        made, model = torch.optim.SGD(params, lr=0.1), Followed.newest
+        made.register_step_post_hook(lambda *_: move(model))
+        return made
+
+    return make(model=Followed, optimizer=optimizer)
+
+
+class Moving(torch.optim.lr_scheduler.LRScheduler):
+    """A scheduler that moves a teacher."""
+
+    def __init__(self, optimizer):
+        self.moved = Followed.newest
+        super().__init__(optimizer)
+
+    def get_lr(self):
+        move_teacher_by_data(self.moved)
+        return [group["lr"] for group in self.optimizer.param_groups]
+
+
+def give_other_memory(self):
+    if self.steps == 5:
+        self.steps.data = self.steps.data + 10
+
+
+class Between(nn.Module):
+    """Two buffers that lie between each other, as real and imaginary parts do, and share nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, both = nn.Linear(6, 3), torch.randn(3, 2)
+        self.register_buffer("real", both[:, 0])
+        self.register_buffer("imaginary", both[:, 1])
+
+    def forward(self, x):
+        return self.inner(x) * self.real + self.imaginary
+
+
+class Overlapping(Net):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("bank", torch.zeros(8))
+        self.register_buffer("head", self.bank[:3])
+
+
 EXACT = {
+    "gradients that model() left": make(model=trained_before),
+    "a teacher that a hook moves by its data": hooked_optimizer(move_teacher_by_data),
+    "a table that a hook moves": hooked_optimizer(move_table),
+    "a teacher that a scheduler moves": make(model=Followed, scheduler=Moving),
+    "a buffer that is given other memory": net(give_other_memory),
+    "buffers between each other": make(model=Between),
     "a transposed weight": make(model=Transposed),
     "parts of one tensor": make(model=Parts),
     "the old spectral norm": make(
@@ -159,6 +247,11 @@ REFUSED = {
     "noise in a list with room for all": (make(dataset=Roomy), "dataset.noise"),
     "a hook that counts": (make(model=hooked(50)), "count"),
     "parameters' data in a list": (make(model=lambda: Kept(lambda w: [w.data])), SHARES),
+    "buffers that overlap": (make(model=Overlapping), "shares its memory with buffer"),
+    "a buffer that is taken away": (
+        net(lambda self: setattr(self, "steps", None) if self.steps == 5 else None),
+        "buffer steps was taken away",
+    ),
     "a parameter as an array": (make(model=lambda: Kept(lambda w: w.detach().numpy())), SHARES),
     "two parameters that overlap": (
         make(model=lambda: Kept(lambda w: nn.Parameter(w.data[:2]))),

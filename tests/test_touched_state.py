@@ -76,6 +76,9 @@ def test_what_cannot_be_exact_is_refused_with_its_name(name):
         "one in a closure",
         "a teacher that the optimizer moves",
         "unfrozen by the scheduler",
+        "gradients that model() left",
+        "a teacher that a hook moves by its data",
+        "a table that a hook moves",
     ],
 )
 def test_any_pool_gives_the_same_bits(name, options):

@@ -15,7 +15,8 @@ from tests import plain
 from tests.jobs import make
 from tests.processes import result_of
 from tests.twin import Twin
-from wide.codec.layout import Layout
+from wide.codec import sums
+from wide.codec.layout import Flat, Layout
 from wide.coordinator import checkpoints
 from wide.coordinator.run import Run
 from wide.exchange.switchboard import Switchboard
@@ -105,13 +106,40 @@ def test_a_model_with_constants_gives_the_bits_of_the_plain_program(persistent):
         assert weights_sha256(model) == expected
 
 
+@pytest.mark.parametrize("persistent", [True, False])
 @pytest.mark.parametrize("name", MOVING)
-def test_a_constant_that_changes_after_all_is_noticed_and_trains_as_in_a_plain_loop(name):
-    job = job_with(MOVING[name])
+def test_a_constant_that_changes_after_all_is_noticed_and_trains_as_in_a_plain_loop(name, persistent):
+    job = job_with(MOVING[name], persistent=persistent)
     result = alone(job)
     assert result.weights_sha256 == weights_sha256(plain.train(job, STEPS))
     alone(job, steps=3, out="part")
     assert alone(job, resume="part").weights_sha256 == result.weights_sha256
+
+
+def change_by_data_late(model, hidden):
+    model.calls += 1
+    if model.calls == 30:
+        model.table.data[0, 0] += 0.5
+
+
+def test_a_constant_that_is_changed_behind_torchs_back_after_long_is_found_too():
+    job = job_with(change_by_data_late)
+    assert alone(job, steps=40).weights_sha256 == weights_sha256(plain.train(job, 40))
+
+
+def test_what_happened_between_two_looks_is_found_by_the_next_and_called_late(monkeypatch):
+    monkeypatch.setattr(sums, "QUICK_NBYTES", 0)
+    monkeypatch.setattr(sums, "FIRST_LOOKS", 0)
+    monkeypatch.setattr(sums, "SHARE", 0.0)  # after the first look there is no time for another
+    layout = Layout(Tabled())
+    flat = Flat(layout, only_live=False)
+    untouched = sums.Untouched(flat.raw, layout.constant)
+    untouched.begin()
+    assert (untouched.changed(), untouched.is_late) == ([], False)
+    flat.constant[0][3, 4] = 1.0
+    assert (untouched.changed(), untouched.is_late) == ([], True)
+    monkeypatch.setattr(sums, "SHARE", 1e9)
+    assert (untouched.changed(), untouched.is_late) == (["table"], True)
 
 
 @pytest.mark.processes
@@ -201,6 +229,18 @@ def test_where_files_cannot_be_linked_they_are_written_again(large, monkeypatch)
     whole = alone(job_with())
     alone(job_with(), steps=3, out="part")
     assert alone(job_with(), resume="part").weights_sha256 == whole.weights_sha256
+
+
+def test_a_file_that_somebody_has_written_to_is_not_taken_over(large):
+    alone(job_with(), steps=3, out="part")
+    (file,) = Path("part/checkpoints").glob("step-*/frozen.safetensors")
+    good = file.read_bytes()
+    file.write_bytes(good)
+    result = alone(job_with(), resume="part")
+    newest = Path("part/checkpoints") / Path("part/checkpoints/latest").read_text().strip()
+    assert (newest / "frozen.safetensors").read_bytes() == good
+    assert not os.path.samefile(newest / "frozen.safetensors", file)
+    assert wide.load("part").weights_sha256 == result.weights_sha256
 
 
 def test_a_damaged_file_of_what_never_changes_is_noticed(large):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 
@@ -14,7 +15,8 @@ on_signals(end_here)  # until there is a run, which ends in its own way
 def main() -> int:
     """Once more from the start, if something was missing that counts only there."""
     if os.name == "posix" and add_wishes(os.environ):
-        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+        with contextlib.suppress(OSError):  # then without
+            os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     from wide.cli.main import main as command
 
     return command(sys.argv[1:])

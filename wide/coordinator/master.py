@@ -14,6 +14,7 @@ from torch import nn
 from wide.codec.layout import Flat, Layout, bind, join, scale, settle
 from wide.codec.memory import Allocate
 from wide.codec.spare import Spare
+from wide.coordinator.resting import Resting
 from wide.errors import ParametersMoved, TrainingFailed
 from wide.job.definition import Job
 from wide.job.descent import Descent
@@ -45,8 +46,7 @@ class Master:
         bind(model, self.weights, self.layout)
         self.descent = Descent(job, model, [slot.name for slot in self.layout.trainable], seed)
         by_name = dict(model.named_parameters())
-        self._names = [slot.name for slot in self.layout.frozen]
-        self._fixed = [by_name[name] for name in self._names]
+        self._resting = Resting(model, self.layout, self.weights)
         self._all = [by_name[slot.name] for slot in (*self.layout.trainable, *self.layout.frozen)]
         self._flags = [parameter.requires_grad for parameter in self._all]
         self.spare = Spare(self.layout, allocate=allocate)
@@ -111,28 +111,24 @@ class Master:
         if self.descent.is_bare:
             self.descent.step(total.trainable, total.touched, steps - 1)
             return
-        frozen = self._frozen()
+        is_torchs = self.descent.is_torchs
+        self._resting.look(is_torchs)
         self.descent.step(total.trainable, total.touched, steps - 1)
         self.descent.advance(steps)
-        self._see_what_moved(frozen)
+        self._see_what_moved(self._resting.moved(is_torchs))
 
-    def _frozen(self) -> list[tuple[int, int]]:
-        """How each frozen parameter is now. Of what an optimizer changes in place, the counter tells."""
-        return [(parameter._version, parameter.data_ptr()) for parameter in self._fixed]
-
-    def _see_what_moved(self, before: list[tuple[int, int]]) -> None:
+    def _see_what_moved(self, moved: list[str]) -> None:
         """An optimizer may move a teacher along, a scheduler may freeze layers or unfreeze them: nodes must know."""
         flags = [parameter.requires_grad for parameter in self._all]
-        if flags == self._flags and self._frozen() == before:
+        if flags == self._flags and not moved:
             return
         known, self._flags = {self.layout.trainable[i].name for i in self.layout.moved}, flags
+        frozen = {slot.name for slot in self.layout.frozen}
         names = [slot.name for slot in (*self.layout.trainable, *self.layout.frozen)]
         is_trained = dict(zip(names, flags, strict=True))
         if self.weights.requires_grad is not None:
             now = [is_trained[self.layout.trainable[i].name] for i in self.layout.moved]
             self.weights.requires_grad.copy_(torch.tensor(now))
-        moved = [name for name, was, now in zip(self._names, before, self._frozen(), strict=True) if was != now]
-        frozen = set(self._names)
         moved += [name for name in names if name not in known and is_trained[name] == (name in frozen)]
         if moved:
             raise ParametersMoved(list(dict.fromkeys(moved)))

@@ -86,7 +86,9 @@ def restore(saved: Checkpoint, schedule: Schedule, master: Master, where: str) -
 
 
 def _restore_weights(saved: Checkpoint, master: Master) -> None:
-    constant = {slot.name for slot in master.layout.constant}
+    layout, moved = master.layout, saved.state.get("moved", {})
+    constant = {slot.name for slot in layout.constant}
+    constant |= {name for name in layout.moved_buffers if name not in moved}  # it was, until now
     with torch.no_grad():
         for name, view in master.named_views:
             kept = saved.others.get(f"model.{name}", saved.model.get(name))

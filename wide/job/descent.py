@@ -32,6 +32,9 @@ class Descent:
             self.scheduler = job.scheduler(self.optimizer) if job.scheduler else None
         _check_closure(self.optimizer)
         _check_metric(self.scheduler)
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None  # model() may have left some, which are nobody's
         self._own = OwnGenerators(optimizer=self.optimizer, scheduler=self.scheduler)
         self._bare_step = _bare_step(self.optimizer)
         self.steps = 0
@@ -106,10 +109,15 @@ class Descent:
         """Is a step torch's own code, and nothing else? Then it draws no random numbers, and touches no parameter that
         has no gradient. torch wraps it for its profiler, which takes longer than a small model's step: not here.
         """
-        optimizer = self.optimizer
+        return self.scheduler is None and self.is_torchs
+
+    @property
+    def is_torchs(self) -> bool:
+        """Are optimizer and scheduler torch's own, without hooks?"""
+        optimizer, scheduler = self.optimizer, self.scheduler
         return (
             self._bare_step is not None
-            and self.scheduler is None
+            and (scheduler is None or type(scheduler).__module__.startswith("torch.optim."))
             and "step" not in vars(optimizer)
             and not (optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
             and not (_global_optimizer_pre_hooks or _global_optimizer_post_hooks)
@@ -137,8 +145,9 @@ class Descent:
 def _bare_step(optimizer: torch.optim.Optimizer) -> Any:
     """torch's own step without what is wrapped around it; None, if the optimizer is somebody else's."""
     kind = type(optimizer)
+    step = getattr(kind.step, "__wrapped__", None) if getattr(kind.step, "hooked", False) else None
     is_torchs = kind.__module__.startswith("torch.optim.") and getattr(torch.optim, kind.__name__, None) is kind
-    return getattr(kind.step, "__wrapped__", None) if is_torchs and getattr(kind.step, "hooked", False) else None
+    return step if is_torchs and getattr(step, "__module__", "").startswith("torch.optim.") else None
 
 
 def _is_own(name: str, value: Any) -> bool:

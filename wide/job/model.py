@@ -82,6 +82,7 @@ def check_aliases(model: nn.Module, loss: Any) -> None:
         if start < end:
             home, name = (name for _, _, name in homes if name in (one, other))
             _refuse_alias(f"parameter {name}", home)
+    _check_buffers(model)
     for name, other in others:
         if id(other) in seen or other.layout is not torch.strided or not other.numel():
             continue
@@ -89,6 +90,28 @@ def check_aliases(model: nn.Module, loss: Any) -> None:
         for start, end, home in homes:
             if first < end and start < last:
                 _refuse_alias(name, home)
+
+
+def _check_buffers(model: nn.Module) -> None:
+    """Buffers get memory of their own, too; one tensor under two names stays one."""
+    strided = [(n, b) for n, b in model.named_buffers() if b.layout is torch.strided and b.numel()]
+    homes = sorted(((*_bytes_of(buffer), name, buffer) for name, buffer in strided), key=lambda home: home[:3])
+    for (_, end, one, first), (start, _, other, second) in itertools.pairwise(homes):
+        if start < end and _overlap(first, second):
+            raise TrainingFailed(
+                f"buffer {other} shares its memory with buffer {one}, and would not follow it: use one of them, or "
+                "clone() it"
+            )
+
+
+def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Do they share an element? (Real and imaginary parts, say, lie between each other and do not.)"""
+    if one.dtype != other.dtype or one.untyped_storage().data_ptr() != other.untyped_storage().data_ptr():
+        return True
+    start = min(one.storage_offset(), other.storage_offset())
+    marks = torch.zeros(one.untyped_storage().nbytes() // one.element_size() - start, dtype=torch.bool)
+    torch.as_strided(marks, one.shape, one.stride(), one.storage_offset() - start).fill_(True)
+    return bool(torch.as_strided(marks, other.shape, other.stride(), other.storage_offset() - start).any())
 
 
 def _refuse_alias(name: str, home: str) -> None:

@@ -134,8 +134,9 @@ class Alone:
         self._grant = None
         schedule, trainer = self._course.schedule, self._trainer
         if grant.version != self._version:
+            nbytes = trainer.layout.nbytes if self._version < 0 else trainer.layout.live_nbytes
+            trainer.weights.raw[:nbytes].copy_(self._course.master.weights.raw[:nbytes])
             self._version = grant.version
-            trainer.weights.raw.copy_(self._course.master.weights.raw)
             trainer.weights_changed()
         places, fetch = [], []
         for step, first, end in schedule.stretches(*grant.block):

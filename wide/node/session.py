@@ -59,7 +59,7 @@ class Session:
         self._fetched: tuple[int, Any] | None = None  # a lease whose first batch was fetched ahead, and that batch
         self._seat = Seat(bench.trainer.job.threads)
         self._rss = (0.0, 0)
-        bench.trainer.expects_all = True
+        bench.trainer.expect_all()
         connection.reader.allow(self._inbox.place_for, HEADER_LIMIT, PAYLOAD_LIMIT)
         connection.send(bench.describe(beside.proof))
 

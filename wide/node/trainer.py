@@ -37,6 +37,16 @@ class Place(NamedTuple):
     weight: float
 
 
+class _Home(NamedTuple):
+    """Where the model keeps a buffer, and the memory that is its own, whatever the model assigns."""
+
+    owner: dict[str, Any]
+    key: str
+    buffer: torch.Tensor
+    memory: torch.Tensor
+    pointer: int
+
+
 class Trainer:
     """A model bound to a flat buffer, and the loop over a lease's batches."""
 
@@ -62,7 +72,7 @@ class Trainer:
         self._version = Flat(self.layout, only_live=True, device=device)  # its buffers: each batch starts from them
         constant = {id(buffer) for buffer in map(dict(self.model.named_buffers()).get, _names(self.layout.constant))}
         self._homes = [
-            (module._buffers, name, buffer)
+            _Home(module._buffers, name, buffer, buffer.data, buffer.data_ptr())
             for module in self.model.modules()
             for name, buffer in module._buffers.items()
             if buffer is not None and id(buffer) not in constant
@@ -77,6 +87,11 @@ class Trainer:
         self.expects_all = True  # with the next weights what never changes will come, too
         self._on_host = Flat(self.layout, only_live=True) if device.type != "cpu" else None
         self.buffers_changed()
+
+    def expect_all(self) -> None:
+        """With the next weights what never changes will come, too."""
+        self.expects_all = True
+        self._watch.forget()
 
     def keep_versions(self) -> None:
         """From now on versions arrive in memory of their own: differences are added to the last one, which neither the
@@ -116,8 +131,8 @@ class Trainer:
         """Undo what the last batch changed in buffers and parameters."""
         if self._moved:
             self._restore_parameters()
-        for home, name, view in self._homes:
-            home[name] = view
+        for home in self._homes:
+            home.owner[home.key] = home.buffer
         if self._homes or self._moved:
             self.bound.buffers_raw.copy_(self._version.buffers_raw)
 
@@ -258,20 +273,28 @@ class Trainer:
     def _gather_buffers(self, leaf: Flat, weight: float) -> None:
         """What this batch changed in the buffers. A buffer that did not change adds exactly nothing, -inf included."""
         with torch.no_grad():
-            for home, name, view in self._homes:
-                now = home[name]
-                if now is not view and now is not None:  # the model put another tensor in its place
-                    if (now.shape, now.dtype) != (view.shape, view.dtype):
-                        raise TrainingFailed(
-                            f"buffer {name} was {view.dtype} {tuple(view.shape)}, and a batch made it {now.dtype} "
-                            f"{tuple(now.shape)}: give it this dtype and size in model()"
-                        )
-                    view.copy_(now)
+            for home in self._homes:
+                if home.owner.get(home.key) is not home.buffer or home.buffer.data_ptr() != home.pointer:
+                    _take_in(home)
             runs = zip(self.bound.averaged_runs, self._version.averaged_runs, leaf.averaged_runs, strict=True)
             for after, before, change in runs:
                 torch.sub(after, before, out=change)
                 change.masked_fill_(after == before, 0).mul_(weight)
             leaf.kept_raw.copy_(self.bound.kept_raw)
+
+
+def _take_in(home: _Home) -> None:
+    """The model put another tensor in a buffer's place, or gave it other memory: it keeps the value, not the memory."""
+    name, memory, now = home.key, home.memory, home.owner.get(home.key)
+    if now is None:
+        raise TrainingFailed(f"buffer {name} was taken away while a batch was computed: keep it")
+    if (now.shape, now.dtype) != (memory.shape, memory.dtype):
+        raise TrainingFailed(
+            f"buffer {name} was {memory.dtype} {tuple(memory.shape)}, and a batch made it {now.dtype} "
+            f"{tuple(now.shape)}: give it this dtype and size in model()"
+        )
+    memory.copy_(now)
+    home.buffer.data = memory
 
 
 def _names(slots: list[Slot]) -> list[str]:

@@ -5,9 +5,7 @@ as often as it costs little.
 
 from __future__ import annotations
 
-import functools
 import time
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,10 +13,9 @@ import torch
 from torch import nn
 
 from wide.codec.layout import Flat, Layout
+from wide.codec.sums import Sums, Untouched
 from wide.errors import ParametersMoved, TrainingFailed
 
-STRETCH = 61  # words that are added up: so few that an order shows, and odd, so that a change of all signs does
-SMALL_NBYTES = 256 << 10  # so much is always looked at: 10 µs
 FIRST_LEASES = 20  # around these all is looked at, whatever it costs
 SELDOM = 16  # every so many leases strides, shapes and the objects themselves are looked at
 LOOKS = 3  # before a lease, after its first batch, after it
@@ -48,19 +45,11 @@ class Watch:
         self._pointers = [p.data_ptr() for p in self._parameters]
         self._flags = [p.requires_grad for p in self._parameters]
         self._owners = [(module._parameters, len(module._parameters)) for module in model.modules()]
-        slots = sorted((slot for slot in layout.slots if slot.nbytes), key=lambda slot: slot.offset)
-        is_here = bound.raw.device.type == "cpu"
-        is_small = is_here and len(bound.raw) <= SMALL_NBYTES
-        starts: list[int] = []  # of stretches of words
-        self._names: list[str] = []  # whose they are; "": may change
-        for slot in slots:
-            first, end = slot.offset // 8, -(-(slot.offset + slot.nbytes) // 8)
-            step = 1 if is_small else STRETCH if is_here else end - first  # elsewhere each stretch is a call
-            own = range(first, end, step)
-            starts += own
-            self._names += [slot.name if slot.name in fixed else ""] * len(own)
-        self._sum = _copying(bound.raw, starts) if is_small else _summing(bound.raw, starts)
-        self._is_always_whole = bool(layout.moved) or is_small  # those who move may move more
+        resting = [slot for slot in (*layout.frozen, *layout.constant) if slot.name in fixed]
+        self._resting = Untouched(bound.raw, resting)
+        self._sums = Sums(bound.raw, [slot for slot in layout.slots if slot.offset < layout.live_nbytes])
+        self._may_change = {slot.name for slot in layout.slots} - fixed
+        self._is_always_whole = bool(layout.moved) or self._sums.is_small  # those who move may move more
         self._was_always_whole = True
         self._owed_s = self._began_at = 0.0
         self._leases = 0
@@ -70,16 +59,21 @@ class Watch:
     def begin(self) -> None:
         self._versions = [p._version for p in self._parameters]
         self._leases += 1
+        self._resting.begin()
         if self._is_always_whole:
-            self._before = self._sum()
+            self._before = self._sums.take()
         elif self._leases <= FIRST_LEASES or self._owed_s >= 0:
             began = time.perf_counter()
-            self._before = self._sum()
+            self._before = self._sums.take()
             self._began_at = time.perf_counter()
             self._owed_s -= LOOKS * (self._began_at - began)
         else:
             self._before, self._was_always_whole = None, False
             self._began_at = time.perf_counter()
+
+    def forget(self) -> None:
+        """What never changes comes again."""
+        self._resting.forget()
 
     def first_batch(self) -> None:
         """Two batches may undo what each of them does: so there is a look after the first one, too. Raises as `end`."""
@@ -107,21 +101,24 @@ class Watch:
         ]
 
     def _compare(self, moved: list[str]) -> None:
-        if self._before is not None and (now := self._sum()).tobytes() != self._before.tobytes():
-            moved += [name for name in self._changed(self._before, now) if name not in moved]
+        if self._before is not None and (now := self._sums.take()).tobytes() != self._before.tobytes():
+            found = [name for name in self._sums.changed(self._before, now) if name not in self._may_change]
+            self._add(found, moved, is_late=not self._was_always_whole)
+        self._add(self._resting.changed(), moved, self._resting.is_late)
         if [p.requires_grad for p in self._parameters] != self._flags:
             moved += [name for name in self._moved() if name not in moved]
         if moved:
             raise ParametersMoved(list(dict.fromkeys(moved)))
 
-    def _changed(self, before: np.ndarray, now: np.ndarray) -> list[str]:
-        found = list(dict.fromkeys(name for i in np.flatnonzero(now != before) if (name := self._names[i])))
-        if found and not self._was_always_whole:
+    def _add(self, found: list[str], moved: list[str], is_late: bool) -> None:
+        """What was found by a look at the memory, and by nothing else."""
+        new = [name for name in found if name not in moved]
+        if new and is_late:
             raise TrainingFailed(
-                f"{found[0]} is changed by the loss in place, by way of .data, and not from the first batch on, which "
-                "is noticed too late: change it under torch.no_grad() instead"
+                f"{new[0]} is changed by the loss in place, by way of .data, and not from the first batch on, which is "
+                "noticed too late: change it under torch.no_grad() instead"
             )
-        return found
+        moved += new
 
     def _check_objects(self) -> None:
         """A parameter in the place of another one, or a new one: the optimizer does not know it."""
@@ -148,17 +145,3 @@ def _homes(model: nn.Module, kind: str, tensors: dict[str, Any]) -> list[Home]:
         for key, t in owner.items()
         if t is not None
     ]
-
-
-def _copying(memory: torch.Tensor, starts: list[int]) -> Callable[[], np.ndarray]:
-    words, wanted = memory.view(torch.int64).numpy(), np.array(starts, dtype=np.intp)
-    return functools.partial(words.take, wanted)
-
-
-def _summing(memory: torch.Tensor, starts: list[int]) -> Callable[[], np.ndarray]:
-    """What gives one number for each stretch, which a change of it would change."""
-    words = memory.view(torch.int64)
-    if memory.device.type == "cpu":
-        return functools.partial(np.add.reduceat, words.numpy(), np.array(starts, dtype=np.intp))
-    parts = [words[start:end] for start, end in zip(starts, [*starts[1:], len(words)], strict=True)]
-    return lambda: torch.stack([part.sum() for part in parts]).cpu().numpy()

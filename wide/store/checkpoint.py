@@ -140,6 +140,7 @@ def _fill(temporary: Path, checkpoint: Checkpoint, others: list[Path]) -> None:
     files = {name: _digest(temporary / name) for name in (MODEL, OPTIMIZER)}
     if checkpoint.frozen:
         files[FROZEN] = _put_frozen(temporary / FROZEN, checkpoint, others)
+        checkpoint.state["frozen_stamp"] = _stamp(temporary / FROZEN)
     is_plain = not checkpoint.frozen
     state = {"format": 1 if is_plain else FORMAT, "step": checkpoint.step, "files": files} | checkpoint.state
     (temporary / STATE).write_text(json.dumps(state, allow_nan=False), encoding="utf-8")
@@ -149,17 +150,24 @@ def _fill(temporary: Path, checkpoint: Checkpoint, others: list[Path]) -> None:
 
 
 def _put_frozen(path: Path, checkpoint: Checkpoint, others: list[Path]) -> str:
-    """The same file under another name, if there is one; else a new one. Returns its digest."""
+    """The same file under another name, if there is one that nobody has written to since; else a new one. Returns its
+    digest.
+    """
     for other in others:
         with contextlib.suppress(OSError, ValueError, KeyError):
             state = json.loads((other / STATE).read_text(encoding="utf-8"))
-            if state["frozen"] == checkpoint.state["frozen"]:
+            if state["frozen"] == checkpoint.state["frozen"] and state["frozen_stamp"] == _stamp(other / FROZEN):
                 digest: str = state["files"][FROZEN]
                 os.link(other / FROZEN, path)
                 return digest
     save_file({key: value.contiguous() for key, value in checkpoint.frozen.items()}, path)
     _sync(path)
     return _digest(path)
+
+
+def _stamp(path: Path) -> list[int]:
+    found = path.stat()
+    return [found.st_size, found.st_mtime_ns]
 
 
 def _digest(path: Path) -> str:
