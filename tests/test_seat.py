@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from itertools import pairwise
 
 import pytest
 
@@ -65,6 +66,16 @@ def test_whose_turn_it_is_has_a_core_of_its_own():
         now = (turn + 0.5) * TURN_S
         at_work = [node for node in range(5) if found.has_turn(node, now)]
         assert sorted(found.core_of(node, now) for node in at_work) == [0, 1]
+
+
+def test_turns_are_long_against_steps():
+    found = machines(4, 2)
+    found.steps_take(1.0)
+    holders = [[node for node in range(4) if found.has_turn(node, 0.5 + second)] for second in range(40)]
+    changes = sum(one != other for one, other in pairwise(holders))
+    assert 2 <= changes <= 5
+    found.steps_take(0.001)
+    assert found.has_turn(0, 0.1) != found.has_turn(0, 0.1 + TURN_S)
 
 
 def test_a_machine_of_its_own_has_no_cores_to_tell_apart():

@@ -7,6 +7,8 @@ ahead of time: it fetches its data, and begins when that version is made. Only t
 
 from __future__ import annotations
 
+from collections import deque
+
 from wide.coordinator.events import Action, GrantLease
 from wide.coordinator.leases import Lease, Leases
 from wide.coordinator.machines import Machines
@@ -26,6 +28,7 @@ class Granting:
         self.is_paused = self.is_careful = False
         self._granted = 0
         self._ahead: dict[int, Lease] = {}  # by node: for the next version
+        self._lately: deque[float] = deque(maxlen=5)  # when the last versions were made
         self._changes = -1  # how often the strategy was changed
         self._pool_rate = 0.0  # batches/s of all measured members together, as of the last version
         self._strategy: Strategy
@@ -40,6 +43,9 @@ class Granting:
             lease.granted_at = now
             self._leases.grant(lease)
         self._ahead.clear()
+        if self._strategy.takes_turns:
+            self._lately.append(now)
+            self._machines.steps_take((now - self._lately[0]) / len(self._lately))
         members = self._roster.members.values()
         self._pool_rate = sum(m.batches_per_s or 0.0 for m in members if not m.is_silent and self._has_turn(m, now))
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-TURN_S = 0.3  # long against a lease, short against a run
+TURN_S = 0.3  # at least: short against a run
+STEPS = 8  # in a turn, at least: who changes amid a step shares a core with whoever had it before
 
 
 @dataclass(slots=True, eq=False)
@@ -28,6 +29,14 @@ class Machines:
     def __init__(self) -> None:
         self._by_name: dict[str, Machine] = {}
         self._of: dict[int, Machine] = {}
+        self._turn_s = TURN_S
+
+    def steps_take(self, seconds: float) -> None:
+        """Turns are long against steps. They become shorter again only if steps do by far."""
+        while self._turn_s < STEPS * seconds:
+            self._turn_s *= 2
+        while self._turn_s > TURN_S and self._turn_s > 4 * STEPS * seconds:
+            self._turn_s /= 2
 
     def joined(self, node: int, name: str, cores: int) -> None:
         """If nodes disagree about their cores, the most is taken."""
@@ -62,7 +71,7 @@ class Machines:
         count = len(machine.nodes)
         if count <= machine.cores or node not in machine.places:
             return True
-        return (machine.places[node] - int(now / TURN_S) * machine.cores) % count < machine.cores
+        return (machine.places[node] - int(now / self._turn_s) * machine.cores) % count < machine.cores
 
     def core_of(self, node: int, now: float) -> int:
         """Where it should compute, if every core of its machine has a node; -1: wherever it likes."""
@@ -70,11 +79,11 @@ class Machines:
         count = len(machine.nodes)
         if count < machine.cores or machine.cores < 2 or node not in machine.places:
             return -1
-        core = (machine.places[node] - int(now / TURN_S) * machine.cores) % count
+        core = (machine.places[node] - int(now / self._turn_s) * machine.cores) % count
         return core if core < machine.cores else -1
 
     def in_place_of(self, node: int, now: float) -> list[int]:
         """Whose turn it is on this node's machine."""
         machine = self._of[node]
-        nodes, first = machine.nodes, int(now / TURN_S) * machine.cores
+        nodes, first = machine.nodes, int(now / self._turn_s) * machine.cores
         return [nodes[(first + i) % len(nodes)] for i in range(min(machine.cores, len(nodes)))]
