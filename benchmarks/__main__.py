@@ -44,7 +44,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # what was begun is cleaned up
     result = benchmark.run(arguments.repeats, say, **options)
     if arguments.plot:
-        say(f"drawn: {draw(arguments.name, result)}")
+        say(f"drawn: docs/plots/{draw(arguments.name, result).name}")
     print(json.dumps(result))
     return 0
 
