@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 TURN_S = 0.3  # at least: short against a run
-STEPS = 8  # in a turn, at least: who changes amid a step shares a core with whoever had it before
+STEPS = 8  # in a turn, at least: who comes amid a step may be told the core of somebody who is still at it
 
 
 @dataclass(slots=True, eq=False)
