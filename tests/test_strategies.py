@@ -30,7 +30,7 @@ from wide.strategy.delayed import Delayed
 from wide.strategy.description import Measured, Setting, Stage, Strategy, Travel
 from wide.strategy.fold import Fold
 from wide.strategy.line import Line
-from wide.strategy.outer import Nesterov, Outer, outer_for
+from wide.strategy.outer import Nesterov, Outer, momentum_for
 from wide.strategy.policy import Made, Policy
 from wide.strategy.rounds import may_close, usual_s
 from wide.strategy.tree import Block
@@ -106,15 +106,10 @@ def test_outer_nesterov_is_pytorchs():
 
 
 def test_momentum_fits_the_length_of_a_round():
-    assert outer_for(1, is_plain=True) == Outer(1.0, 0.0)  # data parallel
-    lengths = [outer_for(length, is_plain=True) for length in (2, 4, 16, 50, 500)]
+    assert momentum_for(1) == Outer(1.0, 0.0)  # data parallel
+    lengths = [momentum_for(length) for length in (2, 4, 16, 50, 500)]
     assert all(a.momentum < b.momentum <= 0.5 for a, b in pairwise(lengths))
     assert all(outer.rate + outer.momentum == 1 for outer in lengths)
-
-
-def test_steps_whose_length_does_not_follow_from_their_gradients_count_less_in_a_mean():
-    plain, adam = outer_for(4, is_plain=True), outer_for(4, is_plain=False)
-    assert (adam.rate < plain.rate, adam.momentum) == (True, plain.momentum)
 
 
 # ── equivalences ─────────────────────────────────────────────────────────────────────────────────────────────────

@@ -13,7 +13,7 @@ from wide.job.schedule import Schedule
 from wide.strategy.description import Measured, Setting, Stage, Strategy, Travel, speed
 from wide.strategy.fold import Merge, Model, U
 from wide.strategy.line import OnLine
-from wide.strategy.outer import Nesterov, outer_for
+from wide.strategy.outer import Nesterov, momentum_for
 from wide.strategy.policy import Cut, Made, Pace, Share
 from wide.strategy.rounds import may_close
 from wide.strategy.tree import Block
@@ -122,12 +122,10 @@ class OuterFold(Generic[U]):
         self._outer = Nesterov(state or [])
         self._total: U | None = None
         self._weight = 0.0  # in steps' worth of samples, so that sums stay within what half precision can hold
-        self._merged = 0
 
     def merge(self, merge: Merge, update: U) -> None:
         weight = self._weight_of(merge.block)
         self._weight += weight
-        self._merged += 1
         self._model.scale(update, weight * merge.discount)
         self._total = update if self._total is None else self._model.join(self._total, update)
 
@@ -135,10 +133,9 @@ class OuterFold(Generic[U]):
         assert self._total is not None
         total, self._total = self._total, None
         self._model.scale(total, 1 / self._weight)
-        is_plain = self._merged == 1 or self._model.descent.is_plain  # of one alone nothing is averaged
-        self._weight, self._merged = 0.0, 0
+        self._weight = 0.0
         total = self._model.with_debts(total)
-        self._outer.step(self._model.trainable, total.trainable, outer_for(made.length, is_plain))
+        self._outer.step(self._model.trainable, total.trainable, momentum_for(made.length))
         self._model.descent.advance(steps)
         self._model.move_buffers(total)
         self._model.release(total)

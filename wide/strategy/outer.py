@@ -12,7 +12,6 @@ from typing import NamedTuple
 import torch
 
 MOST_MOMENTUM = 0.3
-CAUTION = 0.8  # what a mean of steps counts whose length does not follow from their gradients
 
 
 class Outer(NamedTuple):
@@ -42,11 +41,10 @@ class Nesterov:
         torch._foreach_add_(list(weights), self.buffers, alpha=-outer.rate * outer.momentum)
 
 
-def outer_for(length: int, is_plain: bool) -> Outer:
-    """What suits rounds of this many steps of several nodes. No momentum for rounds of one step, which is data parallel
-    training, and never much (0.9 needs rounds of hundreds and long runs; docs/findings.md). η + μ = 1: a delta that
-    does not change moves the weights by itself, no more; and by less where the nodes' optimizers normalise, as Adam
-    does: their steps on a part of the batches are as long as those on all of them would be, and noisier.
+def momentum_for(length: int) -> Outer:
+    """What suits rounds of this many steps: none for one, which is data parallel training, and never much (0.9 needs
+    rounds of hundreds and long runs; docs/findings.md). η + μ = 1: a delta that does not change moves the weights by
+    itself, no more.
     """
     momentum = MOST_MOMENTUM * (1 - 1 / math.sqrt(max(1, length)))
-    return Outer((1.0 if is_plain else CAUTION) * (1 - momentum), momentum)
+    return Outer(1 - momentum, momentum)
