@@ -40,6 +40,20 @@ def test_and_goes_on_when_it_is_resumed(name, tmp_path):
     assert alone(EXACT[name], resume=str(tmp_path / "part")).weights_sha256 == whole.weights_sha256
 
 
+def test_a_step_of_torchs_that_a_job_replaced_is_called_as_it_is_and_seeded(monkeypatch):
+    torchs = torch.optim.SGD.step
+
+    def noisy(self, closure=None):
+        torchs(self, closure)
+        with torch.no_grad():
+            for parameter in self.param_groups[0]["params"]:
+                parameter.add_(torch.randn_like(parameter), alpha=0.001)
+
+    monkeypatch.setattr(torch.optim.SGD, "step", noisy)
+    job = brought.make()
+    assert alone(job).weights_sha256 == weights_sha256(plain.train(job, STEPS))
+
+
 @pytest.mark.parametrize("name", OWN_GENERATORS)
 def test_generators_of_its_own_are_seeded_for_each_batch(name):
     job, own = OWN_GENERATORS[name]

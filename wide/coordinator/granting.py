@@ -45,7 +45,7 @@ class Granting:
         self._ahead.clear()
         if self._strategy.takes_turns:
             self._lately.append(now)
-            self._machines.steps_take((now - self._lately[0]) / len(self._lately))
+            self._machines.steps_take((now - self._lately[0]) / max(1, len(self._lately) - 1))
         members = self._roster.members.values()
         self._pool_rate = sum(m.batches_per_s or 0.0 for m in members if not m.is_silent and self._has_turn(m, now))
 

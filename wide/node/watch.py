@@ -45,8 +45,7 @@ class Watch:
         self._pointers = [p.data_ptr() for p in self._parameters]
         self._flags = [p.requires_grad for p in self._parameters]
         self._owners = [(module._parameters, len(module._parameters)) for module in model.modules()]
-        resting = [slot for slot in (*layout.frozen, *layout.constant) if slot.name in fixed]
-        self._resting = Untouched(bound.raw, resting)
+        self._resting = Untouched(bound.raw, [*layout.frozen, *layout.constant])
         self._sums = Sums(bound.raw, [slot for slot in layout.slots if slot.offset < layout.live_nbytes])
         self._may_change = {slot.name for slot in layout.slots} - fixed
         self._is_always_whole = bool(layout.moved) or self._sums.is_small  # those who move may move more
