@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import selectors
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -17,9 +19,11 @@ from wide.job.program import program_of
 from wide.job.settings import build
 from wide.node.workbench import Workbench
 from wide.transport.connection import Connection
+from wide.transport.introduction import Self, say_hello
 from wide.transport.tcp import connect
 from wide.wire import messages as say
 from wide.wire.frames import Destinations
+from wide.wire.proof import of_token
 
 CPU = torch.device("cpu")
 
@@ -34,7 +38,8 @@ class Light:
         self._ahead: say.Work | None = None
         self._payload = memoryview(b"")
         self._touched = b""
-        self._connection.send(say.Hello(token, "node", name, f"machine of {name}", 1, build(CPU, threads), name))
+        who = Self("node", name, f"machine of {name}", 1, build(CPU, threads), name)
+        say_hello(self._connection, of_token(token), who)
 
     def welcome(self) -> say.Welcome:
         """Until it should build its model."""
@@ -74,12 +79,21 @@ class Light:
         return (self._load,) if nbytes else ()
 
 
+def _patiently(call: Callable[[], Light]) -> Light:
+    """A pool lets so many callers of one address in at a time; the others call again."""
+    while True:
+        try:
+            return call()
+        except ConnectionLost:
+            time.sleep(0.05)
+
+
 def main(port: int, token: str, file: str, count: int) -> None:
     torch.set_num_threads(1)
     job, selector = load(file), selectors.DefaultSelector()
     bench: Workbench | None = None
     for i in range(count):
-        light = Light(port, token, f"{token}-{i}-{id(selector)}", job.threads)
+        light = _patiently(lambda i=i: Light(port, token, f"{token}-{i}-{id(selector)}", job.threads))  # type: ignore[misc]
         welcome = light.welcome()
         if bench is None:
             bench = Workbench(job, welcome, CPU, program_of(Path(file)))

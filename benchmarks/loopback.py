@@ -151,5 +151,5 @@ def _accept(pipe: Pipe, kind: Kind, sockets: Sockets, place: memoryview) -> Link
     while (caller := listener.accept()) is None:
         time.sleep(0.001)
     listener.close()
-    os.set_blocking(caller[0].fileno(), True)
-    return LINKS[kind](caller[0], place)
+    os.set_blocking(caller.fileno(), True)
+    return LINKS[kind](caller.stream, place)

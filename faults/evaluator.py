@@ -7,12 +7,17 @@ from typing import TYPE_CHECKING
 from wide.errors import ConnectionLost
 from wide.node.greeting import HEADER_LIMIT, PAYLOAD_LIMIT
 from wide.transport.connection import Connection
+from wide.transport.introduction import Self, hello
 from wide.transport.memory import pair
 from wide.wire import messages as say
 from wide.wire.frames import Destinations
+from wide.wire.proof import NONCE_NBYTES, of_token
 
 if TYPE_CHECKING:
     from faults.simulator import World
+
+
+NONCE = bytes(NONCE_NBYTES)
 
 
 class Evaluator:
@@ -27,8 +32,7 @@ class Evaluator:
 
     def begin(self) -> None:
         self._world.call(self._theirs)
-        hello = say.Hello(self._world.evaluator_token, "evaluator", "evaluator", "here", 1, "sim")
-        self._connection.send(hello)
+        self._connection.send(say.Knock(say.PROTOCOL, NONCE))
 
     def _react(self) -> None:
         try:
@@ -39,7 +43,11 @@ class Evaluator:
             self._mine.close()
 
     def _hear(self, message: say.Message) -> None:
-        if isinstance(message, say.Welcome):
+        if isinstance(message, say.Challenge):
+            credential = of_token(self._world.evaluator_token, "evaluator")
+            who = Self("evaluator", "evaluator", "here", 1, "sim")
+            self._connection.send(hello(credential, who, (NONCE, message.nonce)))
+        elif isinstance(message, say.Welcome):
             self._connection.send(say.Ready(self._world.tensors, None))
         elif isinstance(message, say.Evaluate):
             answer = say.Evaluated(message.epoch, message.step, {"accuracy": 0.5})

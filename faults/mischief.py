@@ -142,10 +142,12 @@ def stranger(world: World, _: Node) -> None:
     noise = (
         world.chance.randbytes(60),
         b"GET / HTTP/1.1\r\n\r\n",
-        encode(say.Hello("guess", "node", "x\x1b[2J", "y", 1, "z")),
-        encode(say.Hello(world.token, "king", "x", "y", 1, "z")),
+        encode(say.Knock(say.PROTOCOL, bytes(16))),
+        encode(say.Knock(say.PROTOCOL, bytes(16)))
+        + encode(say.Hello("token", b"guess", "node", "x\x1b[2J", "y", 1, "z")),
+        encode(say.Hello("invite 00000000", bytes(32), "king", "x", "y", 1, "z")),
         encode(say.Update(1, [0.5], b"\x01", 0.0, 0.0, 0.0, 0)),
-        encode(say.Hello(world.token, "node", "x", "y", 1, "z")) + encode(say.Update(1, [0.5], b"", 0.0, 0.0, 0.0, 0)),
+        encode(say.Knock(0, bytes(16))) + encode(say.Update(1, [0.5], b"", 0.0, 0.0, 0.0, 0)),
         b"",
     )
     stream = MemoryStream()

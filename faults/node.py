@@ -21,13 +21,16 @@ from wide.node.payloads import Payloads
 from wide.strategy.catalogue import STRATEGIES
 from wide.strategy.tree import Block, halves
 from wide.transport.connection import Connection
+from wide.transport.introduction import Self, hello
 from wide.transport.memory import MemoryStream
 from wide.wire import messages as say
 from wide.wire.frames import Destinations
+from wide.wire.proof import NONCE_NBYTES, of_token
 
 if TYPE_CHECKING:
     from faults.simulator import World
 
+NONCE = bytes(NONCE_NBYTES)
 BUILDING_S = 1.0
 
 
@@ -208,9 +211,13 @@ class Line:
 
     def begin(self) -> None:
         self._world.call(self._theirs, self.node.is_beside)
+        self.tell(say.Knock(say.PROTOCOL, NONCE))
+
+    def _introduce(self, challenge: say.Challenge) -> None:
         name, where = f"n{self.node.name}\x1b[31m", self.node.machine
         host = socket.gethostname() if self.node.is_beside else "elsewhere"
-        self.tell(say.Hello(self._world.token, "node", name, host, 1, "sim", self.node.key, where, 2))
+        who = Self("node", name, host, 1, "sim", self.node.key, where, 2)
+        self.tell(hello(of_token(self._world.token), who, (NONCE, challenge.nonce)))
 
     def tell(self, message: say.Message, *payload: memoryview) -> None:
         try:
@@ -316,7 +323,9 @@ class Line:
     def _hear(self, message: say.Message) -> None:
         if isinstance(message, say.Stop):
             raise Stopped(message)
-        if isinstance(message, say.Welcome):
+        if isinstance(message, say.Challenge):
+            self._introduce(message)
+        elif isinstance(message, say.Welcome):
             self.node.number = message.node
             if message.memory is not None:
                 self.beside = Beside(self._world.layout, message.memory)

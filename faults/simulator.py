@@ -45,6 +45,7 @@ from wide.errors import TrainingFailed
 from wide.exchange.common import Common
 from wide.exchange.door import Door
 from wide.exchange.feed import Feed
+from wide.exchange.guests import Guests
 from wide.job.samples import Samples
 from wide.job.schedule import Schedule
 from wide.node.trainer import Place
@@ -81,7 +82,7 @@ class World:
         self.faults = self.events = self.most_nodes = self.lives = 0
         self.is_over = self.is_kind = self.is_stopping = self.is_up = False
         self.fuse = 0  # the coordinator crashes after so many actions; 0: it does not
-        self.serial = 0
+        self.serial = self._calls = 0
         self.server: Server | None = None
         self._hub: MemoryHub | None = None
         self._heap: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
@@ -199,7 +200,7 @@ class World:
         clock = Clock(self.monotonic_s, self.wall_s)
         course = Course(options, schedule, master, steps, db, writer, start, clock)
         self._hub = MemoryHub(self.pass_time)
-        door = Door(self.token, self.evaluator_token, SEED, "auto", scenario.compress, "sim")
+        door = Door(Guests(self.token, self.evaluator_token), SEED, "auto", scenario.compress, "sim")
         server = assembly.server(
             course,
             self._hub,
@@ -305,7 +306,9 @@ class World:
 
     def call(self, stream: MemoryStream, is_beside: bool = False) -> None:
         assert self._hub is not None
-        self._hub.call(stream, "127.0.0.1:1" if is_beside else "203.0.113.7:1")
+        self._calls += 1
+        elsewhere = f"203.0.{self._calls // 256 % 256}.{self._calls % 256}:1"
+        self._hub.call(stream, "127.0.0.1:1" if is_beside else elsewhere)
 
     def check_weights(self, work: say.Work, weights: Flat) -> None:
         """Has a node just the weights that it was granted its lease with? Where they are exact, that can be told."""

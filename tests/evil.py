@@ -8,31 +8,32 @@ import zlib
 
 import msgspec
 
+from tests.greet import KNOCK, a_hello
 from wide.wire import messages as say
 from wide.wire.frames import FIXED, MAGIC, encode
 from wide.wire.messages import CODES, PROTOCOL
 
 
-def frame(kind=say.Hello, header=b"", header_nbytes=None, payload_nbytes=0, magic=MAGIC, protocol=PROTOCOL, **changes):
+def frame(kind=say.Knock, header=b"", header_nbytes=None, payload_nbytes=0, magic=MAGIC, protocol=PROTOCOL, **changes):
     code = changes.get("code", CODES[kind])
     checksum = changes.get("checksum", zlib.crc32(header))
     length = len(header) if header_nbytes is None else header_nbytes
     return FIXED.pack(magic, protocol, code, 0, length, payload_nbytes, checksum) + header
 
 
-HELLO = say.Hello("token", "node", "evil", "host", 1, "build")
+HELLO = a_hello("token", name="evil")
 
 # From a caller that has not said who it is: its first bytes, and the counted reason.
 STRANGERS = {
     "http": (b"GET / HTTP/1.1\r\nHost: pool\r\n\r\n", "not wide"),
-    "tls": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(60), "not wide"),
+    "tls that is none": (b"\x16\x03\x01\x00\x05hello", "bad handshake"),
     "garbage": (bytes(range(256)), "not wide"),
     "pickle": (pickle.dumps(print), "not wide"),
     "payload of 2^63": (frame(header_nbytes=10, payload_nbytes=2**63), "payload too long"),
     "payload of 2^32-1": (frame(header_nbytes=10, payload_nbytes=2**32 - 1), "payload too long"),
     "header of 2^32-1": (frame(header_nbytes=2**32 - 1), "header too long"),
     "header of 0": (frame(header=b""), "bad header"),
-    "bad checksum": (frame(header=msgspec.msgpack.encode(HELLO), checksum=1), "bad checksum"),
+    "bad checksum": (frame(say.Hello, header=msgspec.msgpack.encode(HELLO), checksum=1), "bad checksum"),
     "unknown type": (frame(code=250), "unknown type"),
     "another protocol": (frame(protocol=PROTOCOL + 1), "versionmismatch"),
     "pickle in a field": (frame(header=msgspec.msgpack.encode([pickle.dumps(print)] * 6)), "bad header"),
@@ -40,8 +41,15 @@ STRANGERS = {
     "an update first": (encode(say.Update(1, [], b"", 0.0, 0.0, 0.0, 0)), "out of order"),
     "a part first": (encode(say.Part()), "out of order"),
     "ready first": (encode(say.Ready([], 83)), "out of order"),
-    "no token": (encode(msgspec.structs.replace(HELLO, token="")), "refused"),
-    "wrong token": (encode(HELLO), "refused"),
+    "a hello without a knock": (encode(HELLO), "refused"),
+    "no proof": (encode(KNOCK) + encode(msgspec.structs.replace(HELLO, proof=b"")), "refused"),
+    "wrong token": (encode(KNOCK) + encode(HELLO), "refused"),
+    "two knocks": (encode(KNOCK) + encode(KNOCK), "out of order"),
+    "a short nonce": (frame(say.Knock, msgspec.msgpack.encode([PROTOCOL, b"short"])), "bad header"),
+    "an old knock": (encode(say.Knock(8, bytes(16))), "versionmismatch"),
+    "an invite that nobody made": (encode(KNOCK) + encode(a_hello("x", credential="invite 0a0b0c0d")), "refused"),
+    "a machine of another pool": (encode(KNOCK) + encode(a_hello("x", credential="machine 00")), "refused"),
+    "a probe first": (encode(say.Probe()), "out of order"),
 }
 
 

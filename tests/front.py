@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
-import msgspec
-
+from tests.greet import introduced
 from tests.jobs import make
 from wide.codec.encoders import Encoders
 from wide.coordinator.master import Master
@@ -14,6 +13,7 @@ from wide.exchange.delivery import Assignment
 from wide.exchange.door import Door
 from wide.exchange.exchange import Exchange, Goods
 from wide.exchange.feed import Feed
+from wide.exchange.guests import Guests
 from wide.job.model import build_model
 from wide.job.samples import Samples
 from wide.job.schedule import Schedule
@@ -21,8 +21,6 @@ from wide.telemetry.clock import Clock
 from wide.transport.connection import Connection
 from wide.transport.memory import MemoryHub, pair
 from wide.wire import messages as say
-
-HELLO = say.Hello("token", "node", "atlas", "elsewhere", 1, "build")
 
 
 class Caller(Connection):
@@ -49,7 +47,7 @@ class Caller(Connection):
 class Front:
     """The exchange, and what happened there."""
 
-    def __init__(self, compress="none", job=None):
+    def __init__(self, compress="none", job=None, guests=None):
         job = job or make()
         samples = Samples(job, job.seed)
         schedule = Schedule(len(samples), job.batch_size, job.batches_per_step, job.seed)
@@ -59,7 +57,7 @@ class Front:
         self._feed, self._encoders = Feed(samples, schedule), Encoders(0)
         layout, weights, spare = self.master.layout, self.master.weights, self.master.spare
         goods = Goods(layout, weights, spare, self._feed, self._encoders)
-        door = Door("token", "evaluator's", job.seed, "auto", compress, "build")
+        door = Door(guests or Guests("token", "evaluator's"), job.seed, "auto", compress, "build")
         self.exchange = Exchange(self.hub, door, goods, Clock(lambda: self.now, lambda: self.now))
 
     def call(self):
@@ -72,8 +70,8 @@ class Front:
     def greeted(self, **changes):
         """Somebody who was let in, and has said its probes back."""
         caller = self.call()
-        caller.send(msgspec.structs.replace(HELLO, **changes))
-        self.turn()
+        introduced(caller, self.turn, **changes)
+        assert isinstance(caller.wait(), say.Known)
         assert isinstance(caller.wait(), say.Welcome)
         while not (probe := caller.wait()).is_last:
             caller.send(probe, caller.last)

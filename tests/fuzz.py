@@ -26,6 +26,7 @@ import torch
 from torch import nn
 
 from faults.disk import Disk, MemoryDb
+from tests.greet import KNOCK, NONCES, a_hello
 from tests.jobs import make
 from wide.codec.encoders import Encoders
 from wide.codec.ladder import LADDER, RAW
@@ -36,8 +37,10 @@ from wide.config import resolve
 from wide.coordinator import assembly
 from wide.coordinator.assembly import Course
 from wide.coordinator.master import Master
+from wide.exchange import reception
 from wide.exchange.door import Door
 from wide.exchange.feed import Feed
+from wide.exchange.guests import Guests
 from wide.job.samples import Samples
 from wide.job.schedule import Schedule
 from wide.telemetry.clock import Clock
@@ -56,6 +59,7 @@ class Target:
     """A coordinator whose clock stands still while it listens, and whose run never ends."""
 
     def __init__(self, codec):
+        reception.nonce = lambda: NONCES[1]  # so that what is said can be made up beforehand
         job = make()
         samples = Samples(job, job.seed)
         schedule = Schedule(len(samples), 8, 4, job.seed)
@@ -66,7 +70,7 @@ class Target:
         clock = Clock(lambda: self.now, lambda: self.now)
         course = Course(options, schedule, self.master, 2**53, MemoryDb(Disk()), None, clock=clock)
         self.hub = MemoryHub(lambda seconds, has_news: 0.0)
-        door = Door(TOKEN, "evaluator's", job.seed, "auto", options.codecs, "build")
+        door = Door(Guests(TOKEN, "evaluator's"), job.seed, "auto", options.codecs, "build")
         priors = lambda names, *_: {name: PRIORS[name] for name in names}  # noqa: E731
         parts = (self.hub, door, Feed(samples, schedule), Encoders(threads=0), True, False)
         self.server = assembly.server(course, *parts, try_codecs=priors)
@@ -111,7 +115,7 @@ class Target:
 
 def greeting(layout):
     """What a member says until it is given work: its hello, the echoes, and what it has built."""
-    hello = frames.encode(say.Hello(TOKEN, "node", "n", "h", 1, "build"))
+    hello = frames.encode(KNOCK) + frames.encode(a_hello(TOKEN))
     empty = frames.encode(say.Probe())
     loaded = frames.encode(say.Probe(), 64 * 1024) + bytes(64 * 1024)
     return [hello, empty, loaded, frames.encode(say.Ready(layout.describe(), 83))]  # by this clock it is far away
@@ -132,8 +136,9 @@ class Talk:
         self.greeting = greeting(layout)
         small = [say.Failed(1, 2, "p", "d"), say.Leaving("why"), say.Probe(), say.Alive()]
         small += [say.Ready(layout.describe(), 5), say.Evaluated(1, 2, {"a": 1.0})]
-        hellos = [say.Hello(*who, "n", "h", 1, "build") for who in ((TOKEN, "planner"), ("guess", "node"))]
-        self.small = [[frames.encode(message)] for message in [*small, *hellos]]
+        hellos = [a_hello(*who) for who in ((TOKEN, "planner"), (TOKEN, "visitor"), ("guess", "node"))]
+        self.small = [[frames.encode(message)] for message in small]
+        self.small += [[frames.encode(KNOCK), frames.encode(hello)] for hello in hellos]
 
     def update(self, lease):
         """For this lease, in buffers."""

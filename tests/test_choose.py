@@ -19,6 +19,7 @@ from wide.codec.pieces import cut, decode
 from wide.codec.speeds import Cpu, measure
 from wide.coordinator.record import Record
 from wide.exchange.door import Door
+from wide.exchange.guests import Guests
 from wide.exchange.link_codecs import LinkCodecs
 from wide.exchange.peer import Peer
 from wide.exchange.probe import PROBE_NBYTES, Probing
@@ -191,12 +192,11 @@ def test_a_node_on_this_machine_is_sent_raw_data_unless_a_codec_was_asked_for():
 
 
 def test_a_tunnel_is_not_this_machine():
-    door = Door("t", "e", 0, "auto", "lossless", "build")
-    here = Hello("t", "node", "name", socket.gethostname(), 1, "build")
-    assert door.is_here(here, "127.0.0.1:5")
-    assert door.is_here(here, "::1:5")
-    assert not door.is_here(here, "10.0.0.7:5")
-    assert not door.is_here(msgspec.structs.replace(here, host="elsewhere"), "127.0.0.1:5")
+    door = Door(Guests("t", "e"), 0, "auto", "lossless", "build")
+    here = Hello("token", b"", "node", "name", socket.gethostname(), 1, "build")
+    assert door.is_here(here, is_own=True)
+    assert not door.is_here(here, is_own=False)
+    assert not door.is_here(msgspec.structs.replace(here, host="elsewhere"), is_own=True)
 
 
 def test_nodes_are_asked_for_their_speeds_where_it_matters_and_lies_are_ignored():

@@ -22,6 +22,7 @@ from wide.transport.connection import Connection
 from wide.transport.memory import pair
 from wide.transport.tcp import Listener
 from wide.wire import messages as say
+from wide.wire.proof import of_token
 
 CPU = torch.device("cpu")
 
@@ -69,7 +70,7 @@ def test_a_refusal_carries_its_reason_and_exit_code():
     node, coordinator, _ = two_ends()
     coordinator.send(say.Stop("wrong token", 77))
     with pytest.raises(Refused, match="wrong token"):
-        introduce(node, Identity("bad", "atlas", 1, CPU), threads=1)
+        introduce(node, Identity(of_token("bad"), "atlas", 1, CPU), threads=1)
 
 
 def a_node(job, data="auto"):

@@ -36,7 +36,9 @@ class Desk:
         self.encoders = Encoders()
         self.master = Master(job, job.model(), seed=0)
         codecs = LinkCodecs(compress, self.master.layout.live_nbytes, self.encoders, tell=lambda choice: None)
-        self.board = Switchboard(MemoryHub(lambda seconds, has_news: 0.0), lambda peer, why: None, REAL.now)
+        self.board = Switchboard(
+            MemoryHub(lambda seconds, has_news: 0.0), lambda peer, why: None, lambda *_: None, REAL.now
+        )
         self.versions = Versions(self.master.weights, self.master.layout, self.encoders)
         self.feed = Feed(Samples(job, 0), schedule)
         self.delivery = Delivery(self.versions, self.feed, codecs, self.encoders, self.board, self.master.spare)

@@ -25,7 +25,7 @@ from wide.wire.messages import (
     Welcome,
 )
 
-HELLO = Hello("token", "node", "atlas", "lab", 1, "torch")
+HELLO = Hello("token", b"proof", "node", "atlas", "lab", 1, "torch")
 SECONDS = ("compute_s", "codec_s", "network_s", "received_s", "distracted_s")
 
 

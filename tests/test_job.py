@@ -111,7 +111,6 @@ def test_flags_come_before_the_environment_and_that_before_defaults():
         ({"strategy": "fast"}, "--strategy fast: expected sync or async or local or auto"),
         ({"data": "remote"}, "expected local or stream or auto"),
         ({"device": "tpu"}, "--device tpu: expected auto, cpu"),
-        ({"host": "0.0.0.0"}, "--insecure"),
         ({"speed": "9"}, "there is no option 'speed'"),
     ],
 )

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.front import Front
+from tests.greet import NONCES, believed
 from tests.jobs import make
 from tests.test_connection import CPU, two_ends
 from tests.test_state import a_pool, grants, join, kinds, with_a_slow_node
@@ -42,6 +43,7 @@ from wide.node.workbench import Workbench
 from wide.strategy.tree import Block
 from wide.transport.connection import Connection
 from wide.wire import messages as say
+from wide.wire.proof import of_token
 
 
 def measured(pool, *nodes):
@@ -304,7 +306,13 @@ def test_a_node_that_has_to_go_sends_what_it_has_and_says_goodbye(strategy, grou
     assert goodbye == say.Leaving("it has to go")
 
 
-def test_a_broken_connection_is_made_again_and_what_was_built_is_kept(monkeypatch):
+@pytest.fixture
+def fixed_nonces(monkeypatch):
+    """So that a coordinator's answers can be made up beforehand."""
+    monkeypatch.setattr("wide.transport.introduction.nonce", lambda: NONCES[0])
+
+
+def test_a_broken_connection_is_made_again_and_what_was_built_is_kept(monkeypatch, fixed_nonces):
     monkeypatch.setattr("wide.node.membership.FIRST_PAUSE_S", 0.0)
     built, lines, dials = [], [], []
 
@@ -313,6 +321,7 @@ def test_a_broken_connection_is_made_again_and_what_was_built_is_kept(monkeypatc
         if len(dials) in (2, 3):
             raise Unreachable("nobody answers")
         node, coordinator, _ = two_ends()
+        believed(coordinator)
         coordinator.send(say.Welcome(7, 3, "auto"))
         coordinator.send(say.Probe(is_last=True))
         lines.append(coordinator)
@@ -323,23 +332,24 @@ def test_a_broken_connection_is_made_again_and_what_was_built_is_kept(monkeypatc
         return node
 
     job = make(model=lambda: built.append(1) or torch.nn.Linear(6, 3))
-    membership = Membership(dial, Identity("token", "atlas", 1, CPU), lambda: job)
+    membership = Membership(dial, Identity(of_token("token"), "atlas", 1, CPU), lambda: job)
     assert membership.last(retry_s=60.0) == say.Stop("the run is over", 0)
-    hellos = [line.wait() for line in lines]
+    hellos = [line.wait() for line in lines if isinstance(line.wait(), say.Knock)]
     assert len(hellos) == 3
     assert len({hello.key for hello in hellos}) == 1, "it is the same node"
     assert built == [1]
 
 
-def test_a_node_that_was_told_to_leave_does_not_look_for_a_pool_that_has_gone_meanwhile():
+def test_a_node_that_was_told_to_leave_does_not_look_for_a_pool_that_has_gone_meanwhile(fixed_nonces):
     def dial():
         node, coordinator, _ = two_ends()
+        believed(coordinator)
         coordinator.send(say.Welcome(7, 3, "auto"))
         coordinator.send(say.Probe(is_last=True))
         membership._leaving_why = "it was told to leave"  # and its connection breaks before it could say so
         return node
 
-    membership = Membership(dial, Identity("token", "atlas", 1, CPU), make)
+    membership = Membership(dial, Identity(of_token("token"), "atlas", 1, CPU), make)
     with pytest.raises(Left):
         membership.last(retry_s=60.0)
 
@@ -362,19 +372,20 @@ def test_a_pool_that_nobody_has_seen_yet_is_looked_for_just_as_long():
         raise Unreachable("nobody answers")
 
     with pytest.raises(Unreachable):
-        Membership(dial, Identity("token", "atlas", 1, CPU), make).last(retry_s=0.2)
+        Membership(dial, Identity(of_token("token"), "atlas", 1, CPU), make).last(retry_s=0.2)
     assert len(calls) > 1
 
 
-def test_a_node_that_should_not_look_again_leaves():
+def test_a_node_that_should_not_look_again_leaves(fixed_nonces):
     def dial():
         node, coordinator, _ = two_ends()
+        believed(coordinator)
         coordinator.send(say.Welcome(7, 3, "auto"))
         coordinator.send(say.Probe(is_last=True))
         return node
 
     with pytest.raises(ConnectionLost):
-        Membership(dial, Identity("token", "atlas", 1, CPU), make).last(retry_s=0.0)
+        Membership(dial, Identity(of_token("token"), "atlas", 1, CPU), make).last(retry_s=0.0)
 
 
 def test_a_newcomer_is_a_member_until_it_leaves():

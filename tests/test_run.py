@@ -312,7 +312,6 @@ def test_verbose_shows_the_traceback(tmp_path):
         (("run", "small.py", "--quick"), "unrecognized arguments: --quick"),
         (("run",), "the following arguments are required: JOB"),
         (("fly",), "invalid choice: 'fly'"),
-        (("serve", "small.py", "--host", "0.0.0.0"), "--insecure"),
         (("join", "somewhere", "--job", "small.py"), "somewhere: expected HOST:PORT"),
         (("join", "127.0.0.1:9", "--job", "small.py"), "no token"),
         (("join", "127.0.0.1:9", "--job", "small.py", "--token-file", "none"), "--token-file none"),

@@ -19,10 +19,20 @@ pytestmark = pytest.mark.processes
 
 
 def address_of(process, run_dir):
-    """Read the `wide join` line that serve prints."""
+    """Read what serve prints before it begins."""
+    return invited(process)[0]
+
+
+def invited(process):
+    """Where the pool is, and the line to paste on other machines."""
+    where = invite = ""
     for line in process.stderr:
-        if found := re.search(r"wide join (\S+) ", line):
-            return found[1]
+        if found := re.match(r"pool \S+ at (\S+), TLS", line):
+            where = found[1]
+        if found := re.match(r" +wide join (wide1_\w+)$", line):
+            invite = found[1]
+        if line.startswith("Also in "):
+            return where, invite
     raise AssertionError("serve ended without a join line")
 
 

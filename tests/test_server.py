@@ -13,6 +13,7 @@ import torch
 
 from faults.disk import Disk
 from tests import plain
+from tests.greet import introduced
 from tests.jobs import EVERYTHING, make, normed, points
 from tests.twin import ELSEWHERE, TOKEN, Twin
 from wide.errors import ConnectionLost
@@ -24,7 +25,7 @@ from wide.telemetry.log import log
 from wide.wire import messages as say
 from wide.wire.frames import encode
 
-HELLO = say.Hello(TOKEN, "node", "evil", "there", 1, "build")
+EVIL = {"token": TOKEN, "name": "evil", "host": "there"}
 
 
 @pytest.mark.parametrize("name", ["mlp", "batch norm, clipping, schedule", "odd parameters and buffers"])
@@ -96,12 +97,10 @@ def test_a_run_goes_on_from_its_checkpoint_to_the_same_bits():
 
 def test_when_all_members_are_reset_at_once_the_coordinator_goes_on():
     twin = Twin(make(batches_per_step=64), steps=3)
-    for _ in range(200):
-        twin.call().send(HELLO)
-    lines = list(twin.hub._callers)
+    lines = [introduced(twin.call(), **EVIL) for _ in range(200)]
     twin.turn()
-    for stream, _ in lines:
-        stream.hang_up()
+    for line in lines:
+        line.stream.close()
     node = twin.join()
     twin.train(node)
     assert twin.run.ended.failure == ""
@@ -110,7 +109,8 @@ def test_when_all_members_are_reset_at_once_the_coordinator_goes_on():
 def greeted(twin, **changes):
     """Somebody who was let in, and has built nothing yet."""
     line = twin.call()
-    line.send(msgspec.structs.replace(HELLO, **changes))
+    introduced(line, **EVIL | changes)
+    assert isinstance(line.wait(), say.Known)
     assert isinstance(line.wait(), say.Welcome)
     while not (probe := line.wait()).is_last:
         line.send(probe, line.sink.last)
@@ -152,7 +152,8 @@ def test_no_number_of_a_peer_ends_the_coordinator(lies):
     for _ in range(4):
         answer(twin, line, line.wait(), **lies)
     asking = twin.call()
-    asking.send(msgspec.structs.replace(HELLO, role="planner"))
+    introduced(asking, **EVIL | {"role": "planner"})
+    assert isinstance(asking.wait(), say.Known)
     assert isinstance(asking.wait(), say.Planned | say.Stop)
     for _ in range(50):
         twin.turn(0.3)
@@ -206,7 +207,7 @@ def test_what_peers_say_is_printable_before_anybody_reads_it(caplog):
         other = ready(twin)
         other.send(say.Leaving("\x07bye\r\n"))
         third = twin.call()
-        third.send(msgspec.structs.replace(HELLO, token="\x1b[2J"))
+        introduced(third, **EVIL | {"role": "\x1b[2J"})
         twin.turn()
     twin.run.record.db.settle()
     words = [*said, *(text for row in twin.disk.read("SELECT name, host, why FROM nodes") for text in row if text)]
@@ -252,7 +253,8 @@ def test_memory_for_updates_is_given_back_when_nodes_have_left():
 def evaluating(twin):
     """The line of a process that could evaluate."""
     evaluator = twin.call()
-    evaluator.send(say.Hello("evaluator's", "evaluator", "evaluator", "here", 1, "build"))
+    introduced(evaluator, token="evaluator's", role="evaluator")
+    assert isinstance(evaluator.wait(), say.Known)
     evaluator.wait()
     evaluator.send(say.Ready(twin.master.layout.describe(), None))
     return evaluator
@@ -315,9 +317,10 @@ def test_a_node_that_comes_back_is_given_nothing_before_it_is_ready_again():
     works = {1: one.wait(), 2: two.wait()}
     answer(twin, two, works[2])  # it waits for the next step now
     again = twin.call()
-    again.send(msgspec.structs.replace(HELLO, key="two"))  # in one turn: it comes back, and
+    introduced(again, **EVIL | {"key": "two"})  # in one turn: it comes back, and
     update = say.Update(works[1].lease, [0.5], bytes(1), 0.1, 0.0, 0.0, 1000)
     one.send(update, memoryview(bytes(twin.master.layout.live_nbytes)))  # the step is made whole
+    assert isinstance(again.wait(), say.Known)
     assert isinstance(again.wait(), say.Welcome)
     assert isinstance(again.wait(), say.Probe)
 
@@ -379,6 +382,17 @@ def test_a_node_with_other_data_of_the_same_length_is_refused_and_the_sample_is_
     assert bad.stop.exit_code == 77
     assert re.search(r"your data set is not the pool's: sample \d+ differs", bad.stop.why)
     assert weights_sha256(twin.train(good)) == weights_sha256(plain.train(make(), 3))
+
+
+def test_a_machine_with_data_of_its_own_is_sent_the_pools():
+    twin = Twin(make(), steps=3)
+    door = dataclasses.replace(of_this_machine(twin.exchange._reception._door), is_open=True)
+    twin.exchange._reception._door = door
+    with logged() as said:
+        node = twin.join("stale", job=make(dataset=shifted))
+        assert weights_sha256(twin.train(node)) == weights_sha256(plain.train(make(), 3))
+    assert any(re.search(r"batches are streamed to it \(sample \d+ differs\)", line) for line in said), said
+    assert any("streams its data to this machine: what it has itself is not the pool's" in line for line in said)
 
 
 def test_a_data_set_that_is_another_one_in_every_process_is_refused():

@@ -25,7 +25,7 @@ def two_ends(sockets=None):
         left = connect("127.0.0.1", listener.port, sockets)
         while (caller := listener.accept()) is None:
             pass
-    return left, caller[0]
+    return left, caller.stream
 
 
 def option(stream, level, name):
@@ -183,8 +183,9 @@ def test_a_socket_of_this_machine_carries_what_tcp_carries_and_has_no_options():
     address = address_here()
     with closing(Listener(address, 0, Sockets(quickack=True))) as listener:
         caller = connect(address, 0, Sockets(quickack=True))
-        stream, where = listener.accept()
-        assert where == "localhost"
+        call = listener.accept()
+        stream = call.answer()
+        assert (call.host, call.is_own) == ("localhost", True)
         payload, kept = memoryview(bytes(range(256)) * 4096), Kept()
         sender, receiver = Connection(caller), Connection(stream)
         receiver.reader.allow(kept, 1 << 10, 1 << 21)

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 import wide
 from tests import plain
+from tests.greet import introduced
 from tests.jobs import make
 from tests.processes import result_of
 from tests.twin import Twin
@@ -174,7 +175,8 @@ def test_what_is_evaluated_after_the_first_time_is_sent_without_what_never_chang
     job = make(model=Tabled, evaluate=lambda model: {"x": 1.0})
     twin = Twin(job, steps=9, evaluates=True)
     evaluator = twin.call()
-    evaluator.send(say.Hello("evaluator's", "evaluator", "e", "here", 1, ""))
+    introduced(evaluator, token="evaluator's", role="evaluator")
+    assert isinstance(evaluator.wait(), say.Known)
     evaluator.wait()
     evaluator.send(say.Ready(twin.master.layout.describe(), None))
     node = twin.join()

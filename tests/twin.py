@@ -20,6 +20,7 @@ from wide.errors import ConnectionLost
 from wide.exchange.common import Common
 from wide.exchange.door import Door
 from wide.exchange.feed import Feed
+from wide.exchange.guests import Guests
 from wide.job.model import build_model
 from wide.job.samples import Samples
 from wide.job.schedule import Schedule
@@ -33,6 +34,7 @@ from wide.telemetry.clock import Clock
 from wide.transport.connection import Connection
 from wide.transport.memory import MemoryHub, MemoryStream
 from wide.wire import messages as say
+from wide.wire.proof import of_token
 
 TOKEN = "the pool's"
 TURN_S = 0.01
@@ -57,7 +59,7 @@ class Twin:
         self.writer, clock = MemoryWriter(self.disk, db), Clock(lambda: self.now, lambda: self.now)
         course = Course(options, schedule, self.master, options.steps, db, self.writer, start, clock)
         self.hub = MemoryHub(lambda seconds, has_news: 0.0)
-        door = Door(TOKEN, "evaluator's", job.seed, options.data, options.codecs, "build")
+        door = Door(Guests(TOKEN, "evaluator's"), job.seed, options.data, options.codecs, "build")
         priors = lambda names, *_: {name: PRIORS[name] for name in names}  # noqa: E731
         parts = (self.hub, door, Feed(samples, schedule), Encoders(threads=0), is_open, evaluates)
         self.server = assembly.server(course, *parts, try_codecs=priors, common=self.common)
@@ -90,7 +92,7 @@ class Twin:
     def join(self, name="atlas", job=None, is_beside=False):
         """A node; `is_beside`: it runs on this machine."""
         connection, job = self.call("127.0.0.1:9" if is_beside else ELSEWHERE), job or self.job
-        welcome = introduce(connection, Identity(TOKEN, name, 1, CPU), job.threads)
+        welcome = introduce(connection, Identity(of_token(TOKEN), name, 1, CPU), job.threads)
         bench = Workbench(job, welcome, CPU)
         beside = Beside(bench.trainer.layout, welcome.memory)
         session = Session(connection, bench, beside)

@@ -61,6 +61,10 @@ class Refused(WideError):
     exit_code = 77
 
 
+class NotEncrypted(Refused):
+    """The coordinator takes this side for another machine, and hears it only if it encrypts what it says."""
+
+
 class Interrupted(WideError):
     """Somebody asked the run to stop (Ctrl-C or SIGTERM)."""
 

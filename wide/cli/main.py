@@ -10,6 +10,7 @@ import sys
 from typing import Any, NoReturn
 
 from wide import __version__
+from wide.cli.joining import add_commands
 from wide.config import SOCKET_HELP, Options, resolve
 from wide.errors import UsageError, WideError
 
@@ -61,8 +62,9 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--nodes", metavar="N", help="node processes on this machine, too (default: none)")
     serve.add_argument("--host", help="the address to listen on (default: 127.0.0.1)")
     serve.add_argument("--port", help=f"the port to listen on (default: {DEFAULT_PORT}; 0: any free one)")
+    serve.add_argument("--address", metavar="HOST[:PORT],…", help="where others find it, if not where it listens")
     serve.add_argument(
-        "--insecure", action="store_true", default=None, help="allow a --host beyond this machine, unencrypted"
+        "--insecure", action="store_true", default=None, help="let other machines in unencrypted, too, with the token"
     )
     for command, call in ((run, _run), (serve, _serve)):
         command.add_argument("job", metavar="JOB", help="file.py or file.py:name")
@@ -71,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
         command.set_defaults(call=call)
     serve.add_argument("--token-file", metavar="FILE", help="read the pool's token from here (or set WIDE_TOKEN)")
     plan = commands.add_parser("plan", help="measure, then say which strategy and codec a pool should use")
-    plan.add_argument("target", metavar="JOB|HOST:PORT", help="a job, for this machine's nodes; or a running pool")
+    plan.add_argument("target", metavar="JOB|INVITE", help="a job, for this machine's nodes; or a running pool")
     plan.add_argument("--nodes", metavar="N", help="node processes (default: one per core)")
     plan.add_argument("--compress", metavar="CODEC", help="what may be used: lossless, auto (default), or one codec")
     plan.add_argument("--data", metavar="local|stream|auto", help="nodes build the data set, or are sent batches")
@@ -85,20 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("file", metavar="FILE", nargs="?", help="FILE.safetensors (default: the run's name) or FILE.pt")
     export.add_argument("--force", action="store_true", help="replace a file that exists")
     export.set_defaults(call=_export)
-    join = commands.add_parser("join", help="lend this machine to a pool")
-    join.add_argument("address", metavar="HOST:PORT", help="as `wide serve` printed it")
-    join.add_argument("--job", metavar="FILE", required=True, help="the same job file that the pool trains")
-    join.add_argument("--token-file", metavar="FILE", help="read the pool's token from here (or set WIDE_TOKEN)")
-    join.add_argument("--name", help="how this machine is called in the pool (default: its host name)")
-    join.add_argument("--device", metavar="auto|cpu|cuda:0|mps", help="where to compute (default: auto)")
-    join.add_argument("--log", metavar="silent|normal|verbose", help="how much is said on stderr (default: normal)")
-    join.add_argument("--socket", metavar="KEY=VALUE,…", help=SOCKET_HELP)
-    join.add_argument(
-        "--retry",
-        metavar="S",
-        help="how long to look for a coordinator that is not there, or went away (default: 3600; 0: leave at once)",
-    )
-    join.set_defaults(call=_join)
+    add_commands(commands)
     return parser
 
 
@@ -156,7 +145,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     options = _options(arguments, port=DEFAULT_PORT)
     from wide.launch.serve import serve
 
-    result = serve(arguments.job, options, arguments.token_file)
+    result = serve(arguments.job, options, arguments.token_file, arguments.address)
     _report(result, arguments.json, options)
     return 0
 
@@ -164,9 +153,9 @@ def _serve(arguments: argparse.Namespace) -> int:
 def _plan(arguments: argparse.Namespace) -> int:
     options = _options(arguments)
     from wide.dashboard.plan import table
-    from wide.launch.plan import ask_pool, is_address, plan_job
+    from wide.launch.plan import ask_pool, is_pool, plan_job
 
-    if is_address(arguments.target):
+    if is_pool(arguments.target):
         plan = ask_pool(arguments.target, arguments.token_file, options.socket)
     else:
         plan = plan_job(arguments.target, options)
@@ -188,27 +177,3 @@ def _report(result: Any, as_json: bool, options: Options) -> None:
         print(result.summary(), file=sys.stderr)
     if as_json:
         print(result.to_json(), flush=True)
-
-
-def _join(arguments: argparse.Namespace) -> int:
-    from wide.launch.join import RETRY_S, Joining, join
-
-    given = {name: getattr(arguments, name) for name in ("device", "log", "socket")}
-    environ = {name: os.environ.get(name, "") for name in ("WIDE_DEVICE", "WIDE_LOG", "WIDE_SOCKET")}
-    options = resolve(given, environ)  # a node has no other options of a run
-    try:
-        retry_s = float(arguments.retry) if arguments.retry is not None else RETRY_S
-    except ValueError:
-        raise UsageError(f"--retry {arguments.retry}: expected a number of seconds") from None
-    return join(
-        Joining(
-            arguments.address,
-            arguments.job,
-            arguments.token_file,
-            arguments.name,
-            options.device,
-            options.log,
-            options.socket,
-            retry_s,
-        )
-    )

@@ -93,10 +93,15 @@ class Record:
     def is_evaluated(self, step: int) -> bool:
         return bool(self.db.read("SELECT 1 FROM evaluations WHERE step = ?", step))
 
-    def node_joined(self, node: int, name: str, host: str, pid: int) -> None:
+    def enrolled(self, machine: str, name: str, address: str, invite: str) -> None:
+        self.db.insert("machines", [(machine, name, address, invite, self._clock.wall(), None)])
+
+    def node_joined(self, node: int, name: str, host: str, pid: int, machine: str = "", address: str = "") -> None:
         self.parts.setdefault(node, Part(name, pid))
         self.last_node = max(self.last_node, node)
         self.db.insert("nodes", [(node, name, host, self._clock.wall(), None, None)])
+        if machine:
+            self.db.insert("visits", [(node, machine, address, self._clock.wall())])
 
     def node_left(self, node: int, why: str) -> None:
         rows = [(self._clock.wall(), why, node)]

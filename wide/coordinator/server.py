@@ -218,12 +218,20 @@ class Server:
         else:
             self._queue.post(events.UpdateArrived(it.node, it.lease, it.problem, it.compute_s, len(it.losses)))
 
+    def _enrolled(self, it: happened.Enrolled) -> None:
+        self.run.record.enrolled(it.machine, it.name, it.address, it.invite)
+        log.info(
+            "%s (%s) came by invite %s, and is machine %s of this pool", it.name, it.address, it.invite, it.machine
+        )
+
     def _joined(self, it: happened.Joined) -> None:
-        self.run.record.node_joined(it.node, it.name, it.host, it.pid)
+        self.run.record.node_joined(it.node, it.name, it.host, it.pid, it.machine, it.address)
 
     def _ready(self, it: happened.Ready) -> None:
         name = self.run.record.parts[it.node].name
-        log.info("node %d (%s) joined%s", it.node, name, "" if it.has_data else ", batches are streamed to it")
+        why = f" ({it.data_problem})" if it.data_problem else ""
+        streamed = "" if it.has_data else f", batches are streamed to it{why}"
+        log.info("node %d (%s) joined%s", it.node, name, streamed)
         self._waiting[it.node] = events.NodeJoined(it.node, it.machine, it.cores)
         self._admit()
         if self.exchange.member_count == self.run.schedule.batches_per_step + 1:
@@ -351,6 +359,7 @@ class Server:
 
 HEARERS: dict[type[happened.Happening], Callable[[Server, Any], None]] = {
     happened.Updated: Server._updated,
+    happened.Enrolled: Server._enrolled,
     happened.Joined: Server._joined,
     happened.Ready: Server._ready,
     happened.Left: Server._left,

@@ -34,6 +34,7 @@ from wide.errors import (
 from wide.exchange import happenings as happened
 from wide.exchange import words
 from wide.exchange.common import Common
+from wide.exchange.complaints import Complaints, reason_of
 from wide.exchange.delivery import Assignment, Delivery
 from wide.exchange.door import Door
 from wide.exchange.feed import Feed
@@ -41,7 +42,6 @@ from wide.exchange.happenings import Happening
 from wide.exchange.inspection import Inspection
 from wide.exchange.intake import Intake, Whole
 from wide.exchange.link_codecs import LinkCodecs
-from wide.exchange.patience import late_for_hello
 from wide.exchange.peer import Peer
 from wide.exchange.reception import EVALUATOR, Reception
 from wide.exchange.switchboard import Switchboard
@@ -84,16 +84,17 @@ class Exchange:
         try_codecs: Trial = measure,
     ) -> None:
         self.happenings: deque[Happening] = deque()
+        self._guests, self._complaints = door.guests, Complaints(self.happenings.append, clock.now)
         self.traffic = traffic if traffic is not None else {}
         self._hub, self._now, self._goods = hub, clock.now, goods
-        self._board = board = Switchboard(hub, self._lost, clock.now)
+        self._board = board = Switchboard(hub, self._lost, self._complaints.of, clock.now)
         tell = self.happenings.append
         self._codecs = LinkCodecs(door.compress, goods.layout.live_nbytes, goods.encoders, tell, try_codecs)
         self._intake = Intake(goods.layout, goods.spare, self._codecs, clock.now, lambda: hub.idle_s)
         versions = Versions(goods.weights, goods.layout, goods.encoders, goods.common.allocate)
         self._delivery = Delivery(versions, goods.feed, self._codecs, goods.encoders, board, goods.spare)
         self._reception = Reception(
-            door, board, goods.layout, goods.weights, goods.feed, goods.common, self.traffic, clock.now
+            door, board, goods.layout, goods.weights, goods.feed, goods.common, self.traffic, clock
         )
         self._overlaps, self._version = False, 0
         self._inspection = Inspection(goods.encoders, hub.ring, tell)
@@ -179,9 +180,10 @@ class Exchange:
         if peer.is_closed:
             return
         why = words.line(str(error))
-        if not isinstance(error, TrainingFailed | NotYet):
-            reason = error.reason if isinstance(error, ProtocolError) else type(error).__name__.lower()
-            self.happenings.append(happened.Rejected(peer.node or None, reason, f"{peer.address}: {why}"))
+        if not peer.node:
+            self._complaints.of(peer.host, peer.address, error)
+        elif not isinstance(error, TrainingFailed | NotYet):
+            self.happenings.append(happened.Rejected(peer.node, reason_of(error), f"{peer.address}: {why}"))
         if peer.node:  # what strangers say is nobody's reason
             self.happenings.append(happened.Dismissed(why))
         is_news = not peer.node and self._now() - self._told_at > TOLD_EVERY_S  # of nodes we will hear that they left
@@ -192,6 +194,7 @@ class Exchange:
 
     def close(self, why: str, code: int, comes_back: bool = False) -> None:
         """Say goodbye to everybody, and let go of the sockets; but for the listening one, if it is needed again."""
+        self._complaints.sum_up(is_last=True)
         for peer in self._board.members:
             peer.count_bytes()
         self._board.close(why, code, comes_back)
@@ -202,11 +205,13 @@ class Exchange:
         """Wait until something happens, but not for long; then serve whoever it happened to."""
         for key, reads, writes in self._hub.wait(timeout_s):
             if key is CALLERS:
-                self._board.accept(lambda oldest: self.dismiss(oldest, Refused("too many callers at once")))
+                self._board.accept()
             elif key is RUNG:
                 self._inspection.tell_done()
                 for peer in list(self._board.members):
                     self._delivery.pump(peer)
+            elif not isinstance(key, Peer):
+                self._board.answer(key)
             else:
                 if writes and not key.is_closed:
                     self._board.flush(key)
@@ -216,14 +221,19 @@ class Exchange:
     def tick(self, now: float) -> None:
         """Who is late, or silent, or owed a sign of life; and which codec suits each link by now."""
         self._hub.listen(True)
+        self._complaints.sum_up()
+        for peer in self._board.late(now):
+            self.dismiss(peer, Refused("you did not say hello in time"))
+        if revoked := self._guests.look(now):
+            for peer in [peer for peer in self._board.everybody if peer.machine_id in revoked]:
+                self.dismiss(peer, Refused("this machine was sent away: whoever runs the pool has revoked it"))
         for peer in self._next_to_look_at():
-            error = self._look_at(peer, now) if peer.node else late_for_hello(peer.connected_at, now)
-            if error is not None:
+            if (error := self._look_at(peer, now)) is not None:
                 self.dismiss(peer, error)
 
     def _next_to_look_at(self) -> list[Peer]:
         if not self._to_look_at:
-            self._to_look_at = self._board.everybody
+            self._to_look_at = list(self._board.peers.values())
             self._at_once = max(LOOKED_AT, -(-len(self._to_look_at) // ROUND))
         now, self._to_look_at = self._to_look_at[: self._at_once], self._to_look_at[self._at_once :]
         return [peer for peer in now if not peer.is_closed]
@@ -261,7 +271,7 @@ class Exchange:
                 if peer.is_closed:
                     break  # forgotten over the message before
                 hear = HEARERS.get(type(message))
-                if hear is None or not (peer.node or isinstance(message, say.Hello)):
+                if hear is None or not (peer.node or isinstance(message, FROM_OTHERS[peer.has_asked])):
                     raise ProtocolError("out of order", f"{type(message).__name__} is not for now")
                 hear(self, peer, message)
         except ConnectionLost as error:
@@ -294,15 +304,19 @@ class Exchange:
 
     # ── messages ─────────────────────────────────────────────────────────────────────────────────────────────────
 
+    def _heard_knock(self, peer: Peer, knock: say.Knock) -> None:
+        self._reception.knock(peer, knock)
+
     def _heard_hello(self, peer: Peer, hello: say.Hello) -> None:
         sink = functools.partial(self._intake.place_for, peer)
-        if (news := self._reception.hello(peer, hello, sink, self.dismiss)) is not None:
-            self.happenings.append(news)
-        if peer.node:
+        self.happenings += self._reception.hello(peer, hello, sink, self.dismiss)
+        if peer.node and not peer.is_closed:
             self._reception.greet(peer, self._now())
 
-    def _heard_probe(self, peer: Peer, _: say.Probe) -> None:
-        if self._reception.echoed(peer, self._now()):
+    def _heard_probe(self, peer: Peer, probe: say.Probe) -> None:
+        if not peer.node:
+            self._reception.echo(peer, probe)
+        elif self._reception.echoed(peer, self._now()):
             assert peer.probing is not None
             self._codecs.probed(peer, peer.probing.link)
 
@@ -367,7 +381,9 @@ class Exchange:
         """It was counted as it came."""
 
 
+FROM_OTHERS = {False: (say.Knock, say.Hello), True: (say.Hello, say.Probe)}  # strangers, visitors
 HEARERS: dict[type[say.Message], Callable[[Exchange, Peer, Any], None]] = {
+    say.Knock: Exchange._heard_knock,
     say.Hello: Exchange._heard_hello,
     say.Probe: Exchange._heard_probe,
     say.Ready: Exchange._heard_ready,

@@ -15,13 +15,24 @@ class Happening(msgspec.Struct, frozen=True, gc=False):
     """Something that happened."""
 
 
+class Enrolled(Happening, frozen=True):
+    """A machine has come by an invite, and has a key of its own from now on."""
+
+    machine: str
+    name: str
+    address: str
+    invite: str
+
+
 class Joined(Happening, frozen=True):
-    """A node was let in, and builds its model now."""
+    """A node was let in, and builds its model now. `machine` is the one that it was enrolled as, if any."""
 
     node: int
     name: str
     host: str
     pid: int
+    machine: str = ""
+    address: str = ""
 
 
 class Ready(Happening, frozen=True):
@@ -31,6 +42,7 @@ class Ready(Happening, frozen=True):
     has_data: bool
     machine: str
     cores: int
+    data_problem: str = ""  # why it has none
 
 
 class Left(Happening, frozen=True):

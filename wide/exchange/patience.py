@@ -6,10 +6,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from wide.errors import Absent, Refused, WideError
+from wide.errors import Absent, WideError
 from wide.wire.messages import BEAT_S
 
 GREETING_S = 10.0
+VISIT_S = 120.0  # who is let in but only asks; its answer may be large, and its link slow
 STALL_S = 30.0  # without a single byte, in the middle of something; or
 BATCHES = 4  # so many of its batches, between which it looks at its connection
 SILENT_S = 3 * BEAT_S  # a node beats while it computes, too: others may take its work
@@ -55,7 +56,3 @@ class Patience:
     def owes_a_beat(self, now: float) -> bool:
         """Whoever waits for work should know that we are still there."""
         return now - self.said_at > BEAT_S
-
-
-def late_for_hello(connected_at: float, now: float) -> WideError | None:
-    return Refused("you did not say hello in time") if now - connected_at > GREETING_S else None

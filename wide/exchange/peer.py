@@ -104,10 +104,15 @@ class Peer:
     connection: Connection
     address: str
     connected_at: float
+    host: str = ""  # where it called from
+    is_own: bool = False  # both ends are on this machine, as far as addresses tell
+    nonces: tuple[bytes, bytes] | None = None  # once it has knocked
+    machine_id: str = ""  # as which it was let in; empty: by the pool's token
     node: int = 0  # 0: has not said hello yet
     name: str = ""
     is_evaluator: bool = False
-    has_asked: bool = False  # for a plan, and is no member
+    has_asked: bool = False  # for a plan, or to see the code, and is no member
+    echoes: int = 0  # that it was given as a visitor
     is_on_this_machine: bool = False
     is_checker: bool = False  # it was asked to try the job before it is ready
     is_alike: bool = False  # its numbers are rounded as ours are

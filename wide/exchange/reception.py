@@ -7,25 +7,30 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import msgspec
+
 from wide.codec.layout import Flat, Layout
 from wide.codec.pieces import MOST_PART_NBYTES
-from wide.errors import Absent, NotRepeatable, ProtocolError, WideError
+from wide.errors import Absent, NotRepeatable, ProtocolError, Refused, VersionMismatch, WideError
 from wide.exchange import words
 from wide.exchange.common import Common
 from wide.exchange.door import Door
 from wide.exchange.feed import Feed
-from wide.exchange.happenings import EvaluatorReady, Happening, Joined, PlanAsked, Ready
+from wide.exchange.happenings import Enrolled, EvaluatorReady, Happening, Joined, PlanAsked, Ready
 from wide.exchange.peer import Peer
-from wide.exchange.probe import Probing
+from wide.exchange.probe import LOAD, PROBE_NBYTES, Probing
 from wide.exchange.switchboard import Switchboard
+from wide.telemetry.clock import Clock
 from wide.telemetry.log import log
 from wide.telemetry.totals import Traffic
 from wide.wire import messages as say
-from wide.wire.frames import Sink
+from wide.wire.frames import Destinations, Sink, no_payload
+from wide.wire.proof import Credential, nonce, proof
 
 EVALUATOR = -1  # its place among the nodes
 CHECKERS, WATCHES = 2, 3  # so many nodes try the job before they begin; what all others are told
 CHECK_S = 60.0  # for so long the others wait for them
+MOST_ECHOES = 16  # for one visitor
 HEADER_LIMIT = 1 << 20  # a model of 10,000 tensors describes itself in less
 
 
@@ -43,14 +48,15 @@ class Reception:
         feed: Feed,
         common: Common,
         traffic: dict[int, Traffic],
-        now: Callable[[], float],
+        clock: Clock,
     ) -> None:
-        self._now = now
+        self._clock, self._now = clock, clock.now
+        self._load = memoryview(bytearray(PROBE_NBYTES))  # what visitors send, which nobody reads
         self._door, self._board, self._feed, self._common = door, board, feed, common
         self._tensors, self._first_weights = layout.describe(), weights.fingerprint()
         self._live_nbytes = layout.live_nbytes
         self._payload_limit = max(layout.live_nbytes, MOST_PART_NBYTES)
-        self._known: dict[str, int] = {}  # nodes by the key that only they know
+        self._known: dict[tuple[str, str], int] = {}  # nodes by their machine, and the key that only they know
         self.traffic = traffic
         self._checkers, self._is_checked = 0, False  # nodes that were asked to try the job; has one of them done so?
         self._asked, self._asked_at = 0, math.inf  # of them, all in all; when the first one was
@@ -59,29 +65,86 @@ class Reception:
 
     def hello(
         self, peer: Peer, hello: say.Hello, sink: Sink, dismiss: Callable[[Peer, WideError], None]
-    ) -> Happening | None:
+    ) -> list[Happening]:
         """Let it in, or refuse it. What is to be told of that; then it is greeted."""
         if peer.node or peer.has_asked:
             raise ProtocolError("out of order", "a second hello")
-        self._door.admit(hello)
-        if hello.role == "planner":
-            peer.has_asked = True
-            return PlanAsked(peer)
+        credential = self._door.admit(hello, peer.nonces, peer.connection.stream.binding, self._clock.wall())
+        enrolled = self._prove(peer, hello, credential)
+        if hello.role in ("planner", "visitor"):
+            return [*enrolled, *self._receive(peer, hello)]
         peer.is_evaluator = hello.role == "evaluator"
-        number = EVALUATOR if peer.is_evaluator else self._known.get(hello.key, 0) if hello.key else 0
+        number = EVALUATOR if peer.is_evaluator else self._known.get((peer.machine_id, hello.key), 0)
         if (former := self._board.peers.get(number)) is not None:
             dismiss(former, Absent("came back", "it came back by another connection"))
         if not number:
             number = self.last_node = self.last_node + 1
-        peer.node, peer.name = number, words.name(hello.name)
+        peer.node, peer.name = number, self._name(words.name(hello.name), number)
         self._board.seat(peer)
         peer.connection.reader.allow(sink, HEADER_LIMIT, self._payload_limit)
-        return None if peer.is_evaluator else self._register(peer, hello)
+        return enrolled if peer.is_evaluator else [*enrolled, self._register(peer, hello)]
+
+    def knock(self, peer: Peer, knock: say.Knock) -> None:
+        """Somebody is there, and wants to know how to prove who it is."""
+        if peer.nonces is not None:
+            raise ProtocolError("out of order", "a second knock")
+        if knock.protocol < say.OLDEST:
+            raise VersionMismatch(f"you speak protocol {knock.protocol}, this pool {say.PROTOCOL}: update wide")
+        challenge = say.Challenge(min(knock.protocol, say.PROTOCOL), nonce())
+        peer.nonces = knock.nonce, challenge.nonce
+        self._board.send(peer, challenge)
+        peer.connection.protocol = challenge.protocol
+
+    def _prove(self, peer: Peer, hello: say.Hello, credential: Credential) -> list[Happening]:
+        """It has proven that it knows the secret, and is shown that we do. By an invite it becomes a machine."""
+        assert peer.nonces is not None
+        mine = proof(credential.secret, "pool", credential.name, peer.nonces, peer.connection.stream.binding)
+        kind, _, name = credential.name.partition(" ")
+        if kind != "invite":
+            peer.machine_id = name
+            self._board.send(peer, say.Known(mine))
+            return []
+        machine = self._door.guests.enrol(name)
+        peer.machine_id = machine.name.partition(" ")[2]
+        self._board.send(peer, say.Known(mine, peer.machine_id, machine.secret))
+        return [Enrolled(peer.machine_id, words.name(hello.name), peer.address, name)]
+
+    def _receive(self, peer: Peer, hello: say.Hello) -> list[Happening]:
+        """Somebody who only asks."""
+        peer.has_asked = True
+        self._board.receive_visitor(peer)
+        if hello.role == "planner":
+            return [PlanAsked(peer)]
+        if self._door.offer is None:
+            raise Refused("this pool has nothing to show: join it with --job FILE")
+        peer.connection.reader.allow(self._load_of, HEADER_LIMIT, PROBE_NBYTES)
+        offer = msgspec.structs.replace(self._door.offer, at=self._clock.wall())
+        self._board.send(peer, offer, self._door.code)
+        return []
+
+    def _load_of(self, message: say.Message, nbytes: int) -> Destinations:
+        """A visitor's echoes are loaded."""
+        if not isinstance(message, say.Probe):
+            return no_payload(message, nbytes)
+        return (self._load[:nbytes],)
+
+    def echo(self, peer: Peer, probe: say.Probe) -> None:
+        """A visitor wants to know how wide the way is."""
+        peer.echoes += 1
+        if peer.echoes > MOST_ECHOES:
+            raise ProtocolError("out of order", "too many echoes")
+        self._board.send(peer, probe, LOAD if peer.echoes > MOST_ECHOES // 2 else b"")
+
+    def _name(self, wish: str, number: int) -> str:
+        """Two machines of one name would be taken for one."""
+        taken = {peer.name for peer in self._board.peers.values() if peer.node != number}
+        names = (wish, *(f"{wish}-{i}" for i in range(2, len(taken) + 3)))
+        return next(name for name in names if name not in taken)
 
     def _register(self, peer: Peer, hello: say.Hello) -> Joined:
         if hello.key:
-            self._known[hello.key] = peer.node
-        peer.is_on_this_machine = self._door.is_here(hello, peer.address)
+            self._known[peer.machine_id, hello.key] = peer.node
+        peer.is_on_this_machine = self._door.is_here(hello, peer.is_own)
         peer.machine, peer.cores = hello.machine, hello.cores
         peer.is_alike = hello.build == self._door.build
         if not peer.is_alike:
@@ -91,7 +154,7 @@ class Reception:
         peer.bytes_before = (traffic.bytes_sent, traffic.bytes_received, traffic.raw_bytes)
         peer.is_checker = self._door.checks and self._checkers < CHECKERS
         self._checkers += peer.is_checker
-        return Joined(peer.node, peer.name, words.name(hello.host), hello.pid)
+        return Joined(peer.node, peer.name, words.name(hello.host), hello.pid, peer.machine_id, peer.address)
 
     def greet(self, peer: Peer, now: float) -> None:
         """Tell it how to build what is trained, and begin to measure its link."""
@@ -127,7 +190,7 @@ class Reception:
             return EvaluatorReady()
         self._door.check_program(ready)
         probes = self._feed.probes if peer.is_alike else []  # elsewhere the same sample may round differently
-        peer.has_data = self._door.has_data(ready, self._feed.schedule.samples, probes)
+        peer.has_data, problem = self._door.has_data(ready, self._feed.schedule.samples, probes)
         if ready.check and peer.is_alike and peer.is_checker:
             self._check = self._check or ready.check
             if ready.check != self._check:
@@ -138,7 +201,7 @@ class Reception:
         peer.shares_memory = peer.is_on_this_machine and self._common.is_seen_by(ready.memory)
         peer.is_ready = True
         self._is_checked |= peer.is_checker
-        return Ready(peer.node, peer.has_data, peer.machine, peer.cores)
+        return Ready(peer.node, peer.has_data, peer.machine, peer.cores, words.line(problem))
 
     @property
     def is_checking(self) -> bool:

@@ -1,34 +1,49 @@
-"""Everybody who is connected: strangers who have not said hello, and peers by their number. Knows a hub and
-connections; decides nothing about training.
+"""Everybody who is connected: callers who have not said a word that makes sense, strangers who have not said who they
+are, visitors who only ask, and peers by their number. Knows a hub and connections; decides nothing about training.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from wide.errors import ConnectionLost
+from wide.errors import ConnectionLost, ProtocolError, Refused, WideError
+from wide.exchange.gate import Gate, neighbourhood
+from wide.exchange.patience import GREETING_S, VISIT_S
 from wide.exchange.peer import Peer
 from wide.telemetry.log import log
 from wide.transport.connection import Connection
-from wide.transport.hub import Hub
+from wide.transport.hub import Caller, Hub
 from wide.wire import messages as say
 
 TICK_S = 0.05
 GOODBYE_S = 1.0
-MOST_STRANGERS = 4096  # callers that have not said who they are; the oldest go first
+MOST_AT_ONCE = 32  # callers that are answered in one turn: whoever trains comes before them
+MOST_STRANGERS, MOST_OF_HOST = 1024, 256  # in all, and from one address; the oldest go first
+MOST_VISITORS = 64
+
+Complain = Callable[[str, str, WideError], None]  # host, address, why
 
 
 class Switchboard:
-    """`lost` is told of a peer whose connection broke while something was sent to it; it must only take note."""
+    """`lost` is told of a peer whose connection broke while something was sent to it; it must only take note.
+    `complain` is told of callers that were sent away.
+    """
 
-    def __init__(self, hub: Hub, lost: Callable[[Peer, str], None], now: Callable[[], float]) -> None:
+    def __init__(
+        self, hub: Hub, lost: Callable[[Peer, str], None], complain: Complain, now: Callable[[], float]
+    ) -> None:
         self.peers: dict[int, Peer] = {}
-        self.strangers: dict[Peer, None] = {}  # in the order of their calls
-        self.hub, self._lost, self._now = hub, lost, now
+        self.visitors: dict[Peer, None] = {}
+        self.hub, self._lost, self._complain, self._now = hub, lost, complain, now
+        self._gate = Gate(now())
+        self._strangers: dict[Caller | Peer, float] = {}  # since when; callers, too, in the order of their calls
+        self._of_host: dict[str, dict[Caller | Peer, None]] = {}
 
     @property
     def everybody(self) -> list[Peer]:
-        return [*self.peers.values(), *self.strangers]
+        """All who have a connection."""
+        strangers = (peer for peer in self._strangers if isinstance(peer, Peer))
+        return [*self.peers.values(), *self.visitors, *strangers]
 
     @property
     def members(self) -> Iterator[Peer]:
@@ -59,41 +74,135 @@ class Switchboard:
         except ConnectionLost:
             log.debug("%r was gone before goodbye", peer)
 
-    def accept(self, oldest_has_to_go: Callable[[Peer], None]) -> None:
-        """All who call now. Who has not said hello yet makes room for the next one; if there is nobody such, callers
-        wait outside.
+    # ── callers ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def accept(self) -> None:
+        """Some of those who call now. Who has not said hello yet makes room for the next one; if there is nobody such,
+        or if too many call, they wait outside until the next tick.
         """
-        for _ in range(MOST_STRANGERS):
-            try:
-                caller = self.hub.accept()
-            except ConnectionLost:
-                if not self.strangers:
-                    self.hub.listen(False)  # until the next tick, or this loop would spin until somebody leaves
-                    return
-                oldest_has_to_go(next(iter(self.strangers)))
-                continue
-            if caller is None:
+        for _ in range(MOST_AT_ONCE):
+            if not self._gate.is_open(self._now()):
+                self.hub.listen(False)
                 return
-            if len(self.strangers) >= MOST_STRANGERS:
-                oldest_has_to_go(next(iter(self.strangers)))
-            peer = Peer(Connection(caller[0]), caller[1], self._now())
-            self.strangers[peer] = None
-            self.hub.register(caller[0], peer)
+            try:
+                call = self.hub.accept()
+            except ConnectionLost:
+                if not self._strangers:
+                    self.hub.listen(False)  # or this loop would spin until somebody leaves
+                    return
+                self._send_away(next(iter(self._strangers)))
+                continue
+            if call is None:
+                return
+            self._greet(call)
+
+    def _greet(self, call: Caller) -> None:
+        if call.host and call.host != "localhost" and not self._gate.may_come(call.host, self._now()):
+            call.close()
+            self._complain(call.host, call.address, Refused("too many calls from one address"))
+            return
+        self._take_in(call)
+        self.hub.register(call.stream, call)
+        self.answer(call)
+
+    def answer(self, call: Caller) -> None:
+        """It has said something; perhaps enough to know how it speaks."""
+        if call not in self._strangers:
+            return
+        try:
+            stream = call.answer()
+        except ConnectionLost:
+            self._drop(call)
+        except ProtocolError as error:
+            self._complain(call.host, call.address, error)
+            if error.reason == "not encrypted":
+                self._tell_to_encrypt(call, error)
+            self._drop(call)
+        else:
+            if stream is not None:
+                self._forget(call)
+                peer = Peer(Connection(stream), call.address, self._now(), call.host, call.is_own)
+                self._take_in(peer)
+                self.hub.register(stream, peer)
+
+    def _tell_to_encrypt(self, call: Caller, error: WideError) -> None:
+        try:
+            Connection(call.stream).send(say.Stop(str(error), Refused.exit_code, must_encrypt=True))
+        except ConnectionLost:
+            log.debug("%s was gone before it was told", call.address)
+
+    def late(self, now: float) -> list[Peer]:
+        """Strangers and visitors that have taken too long; callers that have are gone."""
+        found = []
+        for caller, since in list(self._strangers.items()):
+            if now - since <= GREETING_S:
+                break
+            if isinstance(caller, Peer):
+                found.append(caller)
+            else:
+                self._complain(caller.host, caller.address, Refused("it did not say hello in time"))
+                self._drop(caller)
+        return found + [peer for peer in self.visitors if now - peer.connected_at > VISIT_S]
+
+    def _take_in(self, caller: Caller | Peer) -> None:
+        """There is room for so many; the oldest goes first, and from the same address if that has too many."""
+        host = neighbourhood(caller.host)
+        mine = self._of_host.get(host, {})
+        if len(mine) >= MOST_OF_HOST:
+            self._send_away(next(iter(mine)))
+        elif len(self._strangers) >= MOST_STRANGERS:
+            self._send_away(next(iter(self._strangers)))
+        self._strangers[caller] = self._now()
+        self._of_host.setdefault(host, {})[caller] = None
+
+    def _send_away(self, caller: Caller | Peer) -> None:
+        self._complain(caller.host, caller.address, Refused("too many callers at once"))
+        self._drop(caller)
+
+    def _drop(self, caller: Caller | Peer) -> None:
+        if isinstance(caller, Peer):
+            self.let_go(caller)
+        else:
+            self._forget(caller)
+            caller.close()
+
+    def _forget(self, caller: Caller | Peer) -> None:
+        """As a stranger."""
+        if self._strangers.pop(caller, None) is None:
+            return
+        host = neighbourhood(caller.host)
+        del self._of_host[host][caller]
+        if not self._of_host[host]:
+            del self._of_host[host]
+        if not isinstance(caller, Peer):
+            self.hub.unregister(caller.stream)
+
+    # ── peers ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def seat(self, peer: Peer) -> None:
         """It has said who it is."""
-        self.strangers.pop(peer, None)
+        self._forget(peer)
         self.peers[peer.node] = peer
+
+    def receive_visitor(self, peer: Peer) -> None:
+        """It may come in, but only asks."""
+        self._forget(peer)
+        if len(self.visitors) >= MOST_VISITORS:
+            self.let_go(next(iter(self.visitors)))
+        self.visitors[peer] = None
 
     def let_go(self, peer: Peer) -> None:
         self.hub.unregister(peer.connection.stream)
         peer.connection.close()
-        self.strangers.pop(peer, None)
+        self._forget(peer)
+        self.visitors.pop(peer, None)
         if self.peers.get(peer.node) is peer:
             del self.peers[peer.node]
 
     def close(self, why: str, code: int, comes_back: bool = False) -> None:
         """Say goodbye to everybody, wait a moment until they have heard it, and let go of the sockets."""
+        for caller in [caller for caller in self._strangers if not isinstance(caller, Peer)]:
+            self._drop(caller)
         for peer in self.everybody:
             self.say_goodbye(peer, why, code)
         self.hub.listen(False)

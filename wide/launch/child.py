@@ -74,7 +74,7 @@ def _train(loaded: Job, job: str | bytes, name: str, options: Options, origin: O
     launcher = LocalNodes(job, options, default_nodes(options))
     evaluates = loaded.evaluate is not None and not options.only_plans
     with contextlib.closing(Crew(job, options, launcher, evaluates)) as crew:
-        threading.Thread(target=_end_with_parent, daemon=True).start()
+        threading.Thread(target=end_with_parent, daemon=True).start()
         result = training.train(crew)
         return training.plan_words if options.only_plans else result.to_json()
 
@@ -100,14 +100,14 @@ def serve_pool(member: Member) -> None:
     """Be a node, or the evaluator, until the coordinator says stop or is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
     with contextlib.suppress(AttributeError, OSError):  # not every system has it, or allows it
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # do not cut in on the coordinator that wakes us
     name = f"local-{member.index}" if member.role == "node" else "evaluator"
     with logging_to("verbose" if member.log == "verbose" else "silent"):
         try:
             device = pick_device(member.device, member.index - 1)
-            identity = Identity(member.endpoint.token, name, os.getpid(), device, member.role)
+            identity = Identity(member.endpoint.credential, name, os.getpid(), device, member.role)
             if member.role == "node":
                 dial = functools.partial(member.endpoint.dial, SILENCE_S)
                 Membership(dial, identity, lambda: _job(member.job)).last(RETRY_S)
@@ -142,7 +142,7 @@ def _job(job: str | bytes) -> Job:
     return ready
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """Should the parent be killed, no child stays behind, not even one deep in a long computation."""
     parent = multiprocessing.parent_process()
     if parent is not None:

@@ -8,14 +8,18 @@ to). Another engine is another launcher.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
 
 from wide.config import Options
+from wide.exchange.guests import Guests
 from wide.launch.processes import GRACE_S, Children
 from wide.transport.endpoint import Endpoint
-from wide.transport.tcp import Listener, address_here
+from wide.transport.tcp import Listener, Tls, address_here
+from wide.wire.proof import Credential, of_token
 
 
 class Launcher(Protocol):
@@ -63,24 +67,38 @@ class LocalNodes:
         self._children.stop(GRACE_S)
 
 
+@dataclass(frozen=True)
+class PoolDoor:
+    """How a pool is entered from outside: with what it encrypts, by which token (none: a new one), and who may come,
+    given that token and the evaluator's.
+    """
+
+    tls: Tls | None = None
+    token: str = ""
+    guests: Callable[[str, str], Guests] = Guests
+
+
 class Crew:
     """The listeners, the nodes that a launcher starts, and an evaluator if the job evaluates. A pool of this machine
     alone is not to be seen in any network, where that is possible.
     """
 
     def __init__(
-        self, job: str | bytes, options: Options, launcher: Launcher, evaluates: bool, token: str = ""
+        self, job: str | bytes, options: Options, launcher: Launcher, evaluates: bool, door: PoolDoor | None = None
     ) -> None:
-        here = address_here()
+        here, door = address_here(), door or PoolDoor()
         self._here = Listener(here, 0) if here is not None else None
         is_seen = launcher.is_open or not launcher.is_here or self._here is None
-        self.listener = Listener(options.host, options.port, options.socket) if is_seen else None
-        self.token, self.evaluator_token = token or secrets.token_hex(16), secrets.token_hex(16)
+        self.listener = None
+        if is_seen:
+            self.listener = Listener(options.host, options.port, options.socket, door.tls, options.insecure)
+        token, evaluator = door.token or secrets.token_hex(16), secrets.token_hex(16)
+        self.guests = door.guests(token, evaluator)
         self.is_open, self.trouble = launcher.is_open, launcher.trouble
         self._launcher, self._evaluator = launcher, Children()
-        launcher.start(self._endpoint(launcher.is_here, self.token, options))
+        launcher.start(self._endpoint(launcher.is_here, of_token(token), options))
         if evaluates:
-            endpoint = self._endpoint(True, self.evaluator_token, options)
+            endpoint = self._endpoint(True, of_token(evaluator, "evaluator"), options)
             member = Member("evaluator", 0, endpoint, job, "cpu", options.log)
             self._evaluator.start("wide.launch.child", "serve_pool", member)
 
@@ -88,12 +106,12 @@ class Crew:
     def listeners(self) -> list[Listener]:
         return [listener for listener in (self._here, self.listener) if listener is not None]
 
-    def _endpoint(self, is_here: bool, token: str, options: Options) -> Endpoint:
+    def _endpoint(self, is_here: bool, credential: Credential, options: Options) -> Endpoint:
         """For a node on this machine, or elsewhere."""
         listener = self._here if is_here and self._here is not None else self.listener
         assert listener is not None
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(listener.host, listener.host)
-        return Endpoint(host, listener.port, token, options.socket)
+        return Endpoint(((host, listener.port),), credential, b"", options.socket)
 
     def is_evaluator_gone(self) -> bool:
         return self._evaluator.are_all_gone

@@ -78,7 +78,8 @@ def _make(out: Path | None, name: str) -> Path:
     )
     for path in candidates:
         try:
-            path.mkdir(parents=True, exist_ok=out is not None)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.mkdir(exist_ok=out is not None, mode=0o700)
             if not (path / DATABASE).exists() and (path / CHECKPOINTS / "latest").exists():
                 raise UsageError(f"{path} holds the checkpoints of a run, but no {DATABASE}: choose another folder")
             if (path / DATABASE).exists():

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import socket
+import contextlib
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,11 @@ from typing import Any
 import msgspec
 
 from wide.config import Options, Sockets
-from wide.errors import BY_EXIT_CODE, ProtocolError, UsageError, WideError
+from wide.errors import UsageError
 from wide.launch.local import plan_file
-from wide.launch.token import read_token
+from wide.launch.visit import enrolled, is_invite, target_of
+from wide.transport.introduction import expect
+from wide.wire.messages import Planned
 
 
 def plan_job(spec: str, options: Options) -> dict[str, Any]:
@@ -26,26 +27,16 @@ def plan_job(spec: str, options: Options) -> dict[str, Any]:
         return plan
 
 
-def is_address(target: str) -> bool:
+def is_pool(target: str) -> bool:
+    """Or is it a job's file?"""
     host, _, port = target.rpartition(":")
-    return bool(host) and port.isdigit() and not Path(target).exists()
+    return not Path(target).exists() and (is_invite(target) or (bool(host) and port.isdigit()))
 
 
-def ask_pool(address: str, token_file: str | None, sockets: Sockets) -> dict[str, Any]:
+def ask_pool(target: str, token_file: str | None, sockets: Sockets) -> dict[str, Any]:
     """What a running coordinator has measured."""
-    from wide.transport.endpoint import endpoint
-    from wide.wire import messages as say
-
-    pool = endpoint(address, read_token(token_file), sockets)
-    connection = pool.dial()
-    try:
-        connection.send(say.Hello(pool.token, "planner", "planner", socket.gethostname(), os.getpid(), ""))
-        answer = connection.wait()
-    finally:
-        connection.close()
-    if isinstance(answer, say.Stop):
-        raise BY_EXIT_CODE.get(answer.exit_code, WideError)(answer.why)
-    if not isinstance(answer, say.Planned):
-        raise ProtocolError("out of order", f"{type(answer).__name__} instead of a plan")
+    connection, _ = enrolled(target_of(target, token_file, sockets), "planner", role="planner")
+    with contextlib.closing(connection):
+        answer = expect(connection, Planned)
     plan: dict[str, Any] = msgspec.json.decode(answer.plan)
     return plan

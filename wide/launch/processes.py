@@ -62,13 +62,22 @@ class Children:
     def exit_codes(self) -> list[int | None]:
         return [process.exitcode for process in self._processes]
 
+    def join(self) -> None:
+        """Until all have ended by themselves."""
+        for process in self._processes:
+            process.join()
+
+    def terminate(self) -> None:
+        """Ask them to end."""
+        for process in self._processes:
+            process.terminate()
+
     def stop(self, grace_s: float) -> None:
         """Give them `grace_s` to end by themselves, then end them."""
         deadline = time.monotonic() + grace_s
         for process in self._processes:
             process.join(max(0.0, deadline - time.monotonic()))
-        for process in self._processes:
-            process.terminate()
+        self.terminate()
         for process in self._processes:
             process.join(GRACE_S)
             if process.is_alive():

@@ -22,6 +22,11 @@ def read_token(file: str | None) -> str:
     return token
 
 
+def forget_token() -> None:
+    """It was read, and is no business of child processes."""
+    os.environ.pop("WIDE_TOKEN", None)
+
+
 def token_file_in(folder: Path) -> tuple[str, Path]:
     """A new token, in a file that only its owner can read. A run that goes on keeps its own: nodes may come back."""
     token, path = secrets.token_hex(16), folder / "token"

@@ -38,6 +38,7 @@ from wide.job.schedule import Schedule
 from wide.job.settings import build
 from wide.launch import story as story_of
 from wide.launch.alone import Alone
+from wide.launch.code import code_of
 from wide.launch.crew import Crew
 from wide.launch.folder import CHECKPOINTS, DATABASE, LOG, RunFolder
 from wide.launch.result import Result
@@ -53,6 +54,7 @@ from wide.telemetry.process import give_back_free_memory
 from wide.telemetry.snapshot import Window
 from wide.telemetry.totals import NodeTotals
 from wide.transport.hub import TcpHub
+from wide.wire.messages import Offer
 
 
 @dataclass(frozen=True)
@@ -245,9 +247,21 @@ class Training:
         # Nodes of our own have the very same files, and looking through all modules would copy memory that is shared.
         file = self._origin.file
         program = program_of(file) if crew.is_open and file is not None else {}
-        options, tokens = self.options, (crew.token, crew.evaluator_token)
-        moved = tuple(course.master.moves)
-        door = Door(*tokens, seed, options.data, options.codecs, here, program, moved, options.check)
+        options, moved = self.options, tuple(course.master.moves)
+        offer, code = self._offer(course, samples) if crew.is_open else (None, b"")
+        door = Door(
+            guests=crew.guests,
+            seed=seed,
+            data=options.data,
+            compress=options.codecs,
+            build=here,
+            program=program,
+            moved=moved,
+            checks=options.check,
+            is_open=crew.is_open,
+            offer=offer,
+            code=code,
+        )
         is_streamed = options.data == "stream" or (crew.is_open and options.data == "auto")
         if options.check and is_streamed and (problem := selfcheck.of_data(samples, self.job.batch_size, seed)):
             raise TrainingFailed(problem)
@@ -265,6 +279,15 @@ class Training:
         self._tell_end()
         self.plan_words = server.plan_words
         return server.totals()
+
+    def _offer(self, course: Course, samples: Samples) -> tuple[Offer, bytes]:
+        """What whoever thinks of joining is shown, and the code that it would run."""
+        code = code_of(self._origin.spec) if self._origin.spec else None
+        files = code.files if code is not None else ()
+        parameters = sum(parameter.numel() for parameter in course.master.model.parameters())
+        listed, main = [(name, len(data)) for name, data in files], code.main if code is not None else ""
+        offer = Offer(Path(self._origin.spec).stem, parameters, len(samples), listed, main)
+        return offer, b"".join(data for _, data in files)
 
     def _began(self, run: Run) -> None:
         self._run = run

@@ -5,30 +5,29 @@ from __future__ import annotations
 import secrets
 import socket
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 import torch
 
 from wide.config import Options, usable_cores
-from wide.errors import BY_EXIT_CODE, ProtocolError, UsageError, WideError
+from wide.errors import UsageError
 from wide.job.settings import build
 from wide.telemetry.process import machine
 from wide.transport.connection import Connection
+from wide.transport.introduction import Self, expect, say_hello
 from wide.wire import messages as say
 from wide.wire.frames import Destinations, no_payload
+from wide.wire.proof import Credential
 
 HEADER_LIMIT = 64 << 20
 PAYLOAD_LIMIT = 1 << 40  # a node trusts its coordinator
 PROBE_LIMIT = 1 << 20
-
-M = TypeVar("M", bound=say.Message)
 
 
 @dataclass(frozen=True)
 class Identity:
     """How a node introduces itself."""
 
-    token: str
+    credential: Credential
     name: str
     pid: int
     device: torch.device
@@ -56,8 +55,7 @@ def default_nodes(options: Options) -> int:
 
 
 def introduce(connection: Connection, identity: Identity, threads: int) -> say.Welcome:
-    hello = say.Hello(
-        identity.token,
+    who = Self(
         identity.role,
         identity.name,
         socket.gethostname(),
@@ -67,8 +65,8 @@ def introduce(connection: Connection, identity: Identity, threads: int) -> say.W
         machine() if identity.device.type == "cpu" else "",  # who computes elsewhere does not share cores
         max(1, usable_cores() // threads),
     )
-    connection.send(hello)
-    welcome = _expect(connection, say.Welcome)
+    say_hello(connection, identity.credential, who)
+    welcome = expect(connection, say.Welcome)
     if identity.role == "node":
         _echo(connection)
     return welcome
@@ -86,14 +84,5 @@ def _echo(connection: Connection) -> None:
         return (load,)
 
     connection.reader.allow(place_for, HEADER_LIMIT, PROBE_LIMIT)
-    while not (probe := _expect(connection, say.Probe)).is_last:
+    while not (probe := expect(connection, say.Probe)).is_last:
         connection.send(probe, load)
-
-
-def _expect(connection: Connection, kind: type[M]) -> M:
-    message = connection.wait()
-    if isinstance(message, say.Stop):
-        raise BY_EXIT_CODE.get(message.exit_code, WideError)(message.why)
-    if not isinstance(message, kind):
-        raise ProtocolError("out of order", f"expected {kind.__name__}, got {type(message).__name__}")
-    return message

@@ -51,6 +51,7 @@ class Membership:
         self._session: Session | None = None
         self._leaving_why = ""
         self._is_welcome = self._was_welcome = False  # by this connection, by any
+        self.batches = self.samples = 0  # that it has handed in, by all connections
         self._may_share = True  # the coordinator's memory, if it runs on this machine
         self._chance = random.SystemRandom()  # the global one is seeded alike on every node
 
@@ -102,7 +103,7 @@ class Membership:
                 torch.set_num_threads(self._job.threads)
             welcome = introduce(connection, self._identity, self._job.threads)
             self._is_welcome = self._was_welcome = True
-            log.info("joined as node %d", welcome.node)
+            log.info("joined as node %d (%s)", welcome.node, self._identity.name)
             with Pulse(connection):
                 stop = self._work(connection, self._job, welcome)
             if stop.exit_code == NotYet.exit_code:
@@ -111,6 +112,9 @@ class Membership:
         except ConnectionLost as error:
             raise ConnectionLost(f"the coordinator went away: {error}") from None
         finally:
+            if self._session is not None:
+                self.batches += self._session.batches
+                self.samples += self._session.samples
             self._session = None
             connection.close()
 

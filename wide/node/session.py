@@ -22,6 +22,7 @@ from wide.node.seat import Seat
 from wide.node.trainer import Enough, Place
 from wide.node.workbench import Workbench
 from wide.strategy.catalogue import EXACT, STRATEGIES
+from wide.telemetry.log import log
 from wide.telemetry.process import rss_bytes
 from wide.transport.connection import Connection
 from wide.wire import messages as say
@@ -50,6 +51,8 @@ class Session:
         self._connection, self._bench, self._beside = connection, bench, beside
         self._inbox = Inbox(connection, bench.trainer, bench.payloads, beside)
         self._strategy, self._training = EXACT, bench.training(EXACT.name)
+        self.batches = self.samples = 0  # that were handed in
+        self._is_told = False  # that batches are streamed to this machine
         self._travelling: list[Flat] = []  # updates that the network has not taken yet
         self._waited_s, self._is_waiting = 0.0, False
         self._looked_at = self._began_at = 0.0
@@ -184,6 +187,8 @@ class Session:
         reach("node.before_send")
         room = self._beside.room(work.update_at) if work.update_at is not None else None
         payloads.send(self._connection, update, total, room)
+        self.batches += len(losses)
+        self.samples += sum(work.sizes[: len(losses)])
         if total is room:
             return
         if self._connection.has_unsent:
@@ -228,6 +233,9 @@ class Session:
         streamed = None
         if work.batches is not None and package.batches is not None:
             streamed = unpack(work.batches, package.batches)
+            if not self._is_told:
+                self._is_told = True
+                log.info("the pool streams its data to this machine%s", self._bench.why_streamed)
             self._bench.try_batches(streamed)
         self._streamed = streamed
         starts = [8 * start for start in accumulate(work.sizes, initial=0)]

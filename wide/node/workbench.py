@@ -107,6 +107,13 @@ class Workbench:
         assert self.samples is not None
         return self.samples.first_batch(i, self._job.batch_size, self._seed, other)
 
+    @property
+    def why_streamed(self) -> str:
+        """Why this machine's own data is not used, as far as is known here."""
+        if self.problem:
+            return f": {self.problem}"
+        return ": what it has itself is not the pool's" if self.samples is not None else ""
+
     def is_good_for(self, welcome: say.Welcome) -> bool:
         return _kind(welcome) == self._built_for
 

@@ -6,6 +6,7 @@ that is full, or fails, is told of, and tried again until it takes what waits.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sqlite3
 import threading
@@ -31,6 +32,11 @@ CREATE TABLE IF NOT EXISTS rejects(at REAL, node INTEGER, reason TEXT, detail TE
 CREATE TABLE IF NOT EXISTS samples(at REAL, node INTEGER, metric TEXT, value REAL);
 CREATE TABLE IF NOT EXISTS choices(at REAL, node INTEGER, role TEXT, codec TEXT, reason TEXT);
 CREATE TABLE IF NOT EXISTS evaluations(at REAL, epoch INTEGER, step INTEGER, metric TEXT, value REAL);
+CREATE TABLE IF NOT EXISTS invites(id TEXT PRIMARY KEY, name TEXT, made_at REAL, expires_at REAL, uses INTEGER,
+    revoked_at REAL);
+CREATE TABLE IF NOT EXISTS machines(id TEXT PRIMARY KEY, name TEXT, address TEXT, invite TEXT, enrolled_at REAL,
+    revoked_at REAL);
+CREATE TABLE IF NOT EXISTS visits(node INTEGER, machine TEXT, address TEXT, at REAL);
 """
 
 
@@ -43,13 +49,7 @@ class RunDb:
         self._problem: Exception | None = None
         self._is_closing = threading.Event()
         self._thread = threading.Thread(target=self._work, name="run.db", daemon=True)
-        try:
-            db = sqlite3.connect(path)
-            db.execute("PRAGMA journal_mode=WAL")
-            db.executescript(SCHEMA)
-            db.close()
-        except sqlite3.Error as error:
-            raise TrainingFailed(f"{path} cannot be written ({error}): choose another folder with --out") from None
+        create(path)
         self._thread.start()
 
     def write(self, statement: str, rows: Sequence[tuple[Any, ...]]) -> None:
@@ -118,6 +118,16 @@ class RunDb:
     def _raise_problem(self) -> None:
         if self._problem is not None:
             raise TrainingFailed(f"{self._path} can no longer be written: {self._problem}")
+
+
+def create(path: Path) -> None:
+    """The tables, where they are missing."""
+    try:
+        with contextlib.closing(sqlite3.connect(path)) as db:
+            db.execute("PRAGMA journal_mode=WAL")
+            db.executescript(SCHEMA)
+    except sqlite3.Error as error:
+        raise TrainingFailed(f"{path} cannot be written ({error}): choose another folder with --out") from None
 
 
 def _execute(db: sqlite3.Connection, statement: str, rows: Sequence[tuple[Any, ...]]) -> None:

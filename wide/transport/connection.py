@@ -14,7 +14,7 @@ from itertools import islice
 from wide.errors import ConnectionLost
 from wide.transport.stream import Stream
 from wide.wire.frames import Reader, Sink, encode, no_payload
-from wide.wire.messages import Message
+from wide.wire.messages import OLDEST, Message
 
 MOST_BUFFERS = 1024  # in one call; streams may take fewer
 
@@ -25,6 +25,8 @@ class Connection:
     def __init__(self, stream: Stream, sink: Sink = no_payload) -> None:
         self.stream = stream
         self.reader = Reader(sink)
+        self.protocol = OLDEST  # until both ends have agreed on a newer one
+        self.nonces: tuple[bytes, bytes] | None = None  # this conversation's: who dialled, and who was called
         self.bytes_sent = 0
         self.bytes_received = 0
         self._outbox: deque[bytes | memoryview] = deque()
@@ -36,7 +38,7 @@ class Connection:
         payload_nbytes = 0
         for view in payload:
             payload_nbytes += len(view)
-        head = encode(message, payload_nbytes)
+        head = encode(message, payload_nbytes, self.protocol)
         with self._sending:
             if not self._outbox:
                 sent = self.stream.send((head, *payload))

@@ -1,33 +1,147 @@
-"""How to reach a pool, and with what secret: one struct for everybody who dials. Knows addresses and TCP."""
+"""How to reach a pool, how to know it, and with what secret: one struct for everybody who dials. Knows addresses, TCP
+and TLS.
+"""
 
 from __future__ import annotations
+
+import queue
+import threading
+from typing import Any
 
 import msgspec
 
 from wide.config import Sockets
-from wide.errors import UsageError
+from wide.errors import ConnectionLost, NotEncrypted, ProtocolError, Refused, Unreachable, UsageError, WideError
 from wide.transport.connection import Connection
-from wide.transport.tcp import connect
+from wide.transport.introduction import knock
+from wide.transport.paced import Paced
+from wide.transport.stream import Stream
+from wide.transport.tcp import HERE, TcpStream, connect, shown
+from wide.transport.tls import Handshake, client_context
+from wide.wire.invite import PIN_NBYTES, Address, Invite
+from wide.wire.proof import Credential, of_token
+
+ANSWER_S = 10.0  # until somebody who took a call has answered
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """A pool's address and its token."""
+    """A pool's addresses, the pin of its certificate (empty: only on this machine), and what this side knows."""
 
-    host: str
-    port: int
-    token: str
+    addresses: tuple[Address, ...]
+    credential: Credential
+    pin: bytes = b""
     sockets: Sockets = Sockets()
+    most_bytes_per_s: float = 0.0  # 0: as many as there is room for
+    is_insecure: bool = False  # may what is not encrypted leave this machine?
 
     def dial(self, silence_s: float | None = None) -> Connection:
-        """A connection that blocks; the coordinator may be silent for so long."""
-        return Connection(connect(self.host, self.port, self.sockets, silence_s=silence_s))
+        """A connection that blocks, to whichever address answers first; the coordinator may be silent for so long."""
+        if len(self.addresses) == 1:
+            return self._call(self.addresses[0], silence_s)
+        answers: queue.SimpleQueue[Connection | WideError] = queue.SimpleQueue()
+        is_over = threading.Event()
+        for address in self.addresses:
+            threading.Thread(target=self._try, args=(address, silence_s, answers, is_over), daemon=True).start()
+        problems: list[WideError] = []
+        try:
+            while len(problems) < len(self.addresses):
+                answer = answers.get()
+                if isinstance(answer, Connection):
+                    return answer
+                problems.append(answer)
+        finally:
+            is_over.set()
+            _hang_up(answers)
+        raise _gravest(problems)
+
+    def _try(self, address: Address, silence_s: float | None, answers: Any, is_over: threading.Event) -> None:
+        try:
+            answers.put(self._call(address, silence_s))
+        except WideError as error:
+            answers.put(error)
+        if is_over.is_set():  # somebody else was quicker
+            _hang_up(answers)
+
+    def _call(self, address: Address, silence_s: float | None) -> Connection:
+        """Who runs on this machine need not encrypt; unless it turns out that a tunnel lies between."""
+        try:
+            return self._answered(address, silence_s, encrypts=False)
+        except NotEncrypted:
+            if not self.pin:
+                raise
+            return self._answered(address, silence_s, encrypts=True)
+
+    def _answered(self, address: Address, silence_s: float | None, encrypts: bool) -> Connection:
+        raw = connect(*address, self.sockets, ANSWER_S, ANSWER_S)
+        try:
+            connection = Connection(self._stream(raw, address, encrypts))
+            knock(connection)
+        except ConnectionLost as error:
+            raw.close()
+            raise Unreachable(f"somebody took the call at {shown(*address)}, and no pool answered: {error}") from None
+        except ProtocolError as error:
+            raw.close()
+            raise Unreachable(f"what answers at {shown(*address)} is no pool: {error}") from None
+        except BaseException:
+            raw.close()
+            raise
+        raw.be_silent_for(silence_s)
+        return connection
+
+    def _stream(self, raw: TcpStream, address: Address, encrypts: bool) -> Stream:
+        paced: Stream = Paced(raw, self.most_bytes_per_s) if self.most_bytes_per_s else raw
+        if not encrypts and (raw.is_own or (self.is_insecure and not self.pin)):
+            return paced
+        if not self.pin:
+            raise Refused(
+                f"{shown(*address)} is another machine, and a token alone does not say whether it is the right one: "
+                "join with the pool's invite (wide1_…)"
+            )
+        handshake = Handshake(paced, client_context(), is_server=False)
+        stream = handshake.advance(reads=False)
+        while stream is None:
+            stream = handshake.advance()
+        if handshake.binding[:PIN_NBYTES] != self.pin:  # and nothing was said yet
+            raise Refused(
+                f"{shown(*address)} answers with another certificate than the invite's: it is another pool, or "
+                "somebody in between; ask for a new invite if the pool was made anew"
+            )
+        return stream
 
 
-def endpoint(address: str, token: str, sockets: Sockets) -> Endpoint:
-    """From HOST:PORT, as `wide serve` printed it."""
-    host, _, port = address.rpartition(":")
-    if not host or not (port.isascii() and port.isdigit() and int(port) < 65536):
-        raise UsageError(f"{address}: expected HOST:PORT, as `wide serve` printed it")
+def _hang_up(answers: queue.SimpleQueue[Connection | WideError]) -> None:
+    """On all that nobody waits for any more."""
+    while True:
+        try:
+            answer = answers.get_nowait()
+        except queue.Empty:
+            return
+        if isinstance(answer, Connection):
+            answer.close()
+
+
+def _gravest(problems: list[WideError]) -> WideError:
+    """A pool that does not want us says more than an address where nobody is."""
+    for problem in problems:
+        if not isinstance(problem, Unreachable):
+            return problem
+    return problems[0] if len(problems) == 1 else Unreachable("; ".join(dict.fromkeys(map(str, problems))))
+
+
+def of_invite(invite: Invite, sockets: Sockets) -> Endpoint:
+    return Endpoint(invite.addresses, Credential(f"invite {invite.id}", invite.secret), invite.pin, sockets)
+
+
+def endpoint(address: str, token: str, sockets: Sockets, is_insecure: bool = False) -> Endpoint:
+    """From HOST:PORT, of a pool on this machine or at the end of a tunnel."""
+    place = host_and_port(address)
     if not token:
         raise UsageError("no token: set WIDE_TOKEN or give --token-file, with the token of `wide serve`")
-    return Endpoint(host.strip("[]"), int(port), token, sockets)
+    return Endpoint((place,), of_token(token), b"", sockets, is_insecure=is_insecure)
+
+
+def host_and_port(text: str) -> Address:
+    host, _, port = text.rpartition(":")
+    if not host or not (port.isascii() and port.isdigit() and int(port) < 65536) or host.startswith(HERE):
+        raise UsageError(f"{text}: expected HOST:PORT, or an invite (wide1_…), as `wide serve` printed it")
+    return host.strip("[]"), int(port)

@@ -11,12 +11,15 @@ from collections.abc import Callable, Sequence
 
 from wide.errors import ConnectionLost
 from wide.transport.hub import CALLERS, RUNG, Ready
+from wide.transport.tcp import ip
 
 
 class MemoryStream:
     """One end. `most_nbytes` limits what a call moves (torn frames); `cut_after_nbytes` breaks the line mid-way. What
     is sent is handed to `carry`, which brings it to the other end, now or later, or loses it.
     """
+
+    binding = b""
 
     def __init__(self, most_nbytes: int = 1 << 30, cut_after_nbytes: int | None = None) -> None:
         self.is_closed = False
@@ -83,6 +86,20 @@ def pair(most_nbytes: int = 1 << 30, cut_after_nbytes: int | None = None) -> tup
     return left, right
 
 
+class MemoryCall:
+    """Somebody who wants to be accepted, and is ready to speak."""
+
+    def __init__(self, stream: MemoryStream, address: str) -> None:
+        self.stream, self.address, self.host = stream, address, address.rpartition(":")[0]
+        self.is_own = not self.host or ip(self.host).is_loopback
+
+    def answer(self) -> MemoryStream:
+        return self.stream
+
+    def close(self) -> None:
+        self.stream.close()
+
+
 class MemoryHub:
     """A coordinator's end of many lines. `pass_time(seconds, has_news)` returns when there is news, or after that."""
 
@@ -92,14 +109,14 @@ class MemoryHub:
         self._keys: dict[MemoryStream, object] = {}
         self._loud: dict[MemoryStream, None] = {}  # those that have input, in their order; and
         self._writing: dict[MemoryStream, None] = {}  # those that want to write
-        self._callers: deque[tuple[MemoryStream, str]] = deque()
+        self._callers: deque[MemoryCall] = deque()
         self._is_ringing = False
-        self._is_listening = True
+        self._is_listening = self._is_told = True
 
     def call(self, stream: MemoryStream, address: str) -> None:
         """Somebody wants to be accepted."""
         if self._is_listening:
-            self._callers.append((stream, address))
+            self._callers.append(MemoryCall(stream, address))
         else:
             stream.close()
 
@@ -109,7 +126,7 @@ class MemoryHub:
             self.idle_s += self._pass_time(timeout_s, self._has_news)
         concerned = {**self._loud, **self._writing}
         ready = [Ready(self._keys[s], s.has_input(), s in self._writing) for s in concerned if s in self._keys]
-        if self._callers:
+        if self._callers and self._is_told:
             ready.append(Ready(CALLERS, True, False))
         if self._is_ringing:
             self._is_ringing = False
@@ -117,9 +134,9 @@ class MemoryHub:
         return ready
 
     def _has_news(self) -> bool:
-        return bool(self._callers or self._is_ringing or self._writing or self._loud)
+        return bool((self._callers and self._is_told) or self._is_ringing or self._writing or self._loud)
 
-    def accept(self) -> tuple[MemoryStream, str] | None:
+    def accept(self) -> MemoryCall | None:
         return self._callers.popleft() if self._callers else None
 
     def register(self, stream: MemoryStream, key: object) -> None:
@@ -144,12 +161,12 @@ class MemoryHub:
         self._is_ringing = True
 
     def listen(self, is_wanted: bool) -> None:
-        """There is always room."""
+        self._is_told = is_wanted
 
     def stop_listening(self) -> None:
         self._is_listening = False
         while self._callers:
-            self._callers.popleft()[0].close()
+            self._callers.popleft().close()
 
     def close(self) -> None:
         self._keys.clear()

@@ -1,8 +1,7 @@
 """What a connection needs from a network: bytes, both ways. Implemented by TCP (tcp.py) and in memory (memory.py).
 
-What wraps another stream (TLS) keeps these promises too: `send` may take a part, and takes nothing where it has to read
-first; bytes that were received but not asked for yet count as input. What replaces one (shared memory for tensors)
-carries words over the socket that it knows.
+What wraps another stream (tls.py, paced.py) keeps these promises too: `send` may take a part, and is offered the same
+bytes again; bytes that were received but not asked for yet count as input.
 """
 
 from __future__ import annotations
@@ -16,6 +15,8 @@ class Stream(Protocol):
 
     @property
     def is_closed(self) -> bool: ...  # by this end
+    @property
+    def binding(self) -> bytes: ...  # what proofs are bound to: the hash of the certificate; empty if there is none
     def has_input(self) -> bool: ...  # would `receive_into` return something, or raise, at once?
     def receive_into(self, view: memoryview) -> int: ...  # 0: nothing has come
     def send(self, buffers: Sequence[bytes | memoryview]) -> int: ...  # what was not taken is sent again

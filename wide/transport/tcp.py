@@ -6,17 +6,22 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import ipaddress
 import math
 import os
 import secrets
 import select
 import socket
+import ssl
 import struct
 import sys
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from wide.config import Sockets
-from wide.errors import ConnectionLost, Unreachable, UsageError
+from wide.errors import ConnectionLost, ProtocolError, Unreachable, UsageError
+from wide.transport.stream import Stream
+from wide.transport.tls import FIRST_BYTE, Handshake
 
 BACKLOG = 1024
 IOV_MAX = 1024  # buffers in one vectored call: Linux, macOS and the BSDs take no more
@@ -35,6 +40,8 @@ def address_here() -> str | None:
 class TcpStream:
     """One connected socket. Blocking or not, `receive_into` and `send` say how much was done; 0 means: not now."""
 
+    binding = b""  # it is not encrypted
+
     def __init__(self, sock: socket.socket, sockets: Sockets = DEFAULTS, silence_s: float | None = None) -> None:
         self._sock, self._silence_s = sock, silence_s
         self._sendmsg = getattr(sock, "sendmsg", lambda buffers: sock.send(buffers[0]))  # Windows has no sendmsg
@@ -49,11 +56,33 @@ class TcpStream:
     def is_closed(self) -> bool:
         return self._sock.fileno() < 0
 
+    @property
+    def is_own(self) -> bool:
+        """Are both ends on this machine, as far as their addresses tell? A tunnel that ends here looks the same."""
+        return self._sock.family == getattr(socket, "AF_UNIX", None) or is_own(self._sock)
+
     def fileno(self) -> int:
         return self._sock.fileno()
 
+    def peek(self) -> bytes:
+        """The first byte of what has come; nothing: not yet."""
+        try:
+            first = self._sock.recv(1, socket.MSG_PEEK)
+        except (BlockingIOError, InterruptedError):
+            return b""
+        except OSError as error:
+            raise ConnectionLost(f"the connection broke: {error.strerror or error}") from None
+        if not first:
+            raise ConnectionLost("the peer closed the connection")
+        return first
+
     def has_input(self) -> bool:
         return _is_ready(self._sock, reading=True, writing=False, timeout_s=0)
+
+    def be_silent_for(self, silence_s: float | None) -> None:
+        """So long may the peer say nothing, from now on; on a stream that blocks."""
+        self._silence_s = silence_s
+        self._sock.settimeout(silence_s)
 
     def set_blocking(self, is_blocking: bool) -> None:
         self._sock.settimeout(self._silence_s if is_blocking else 0)
@@ -91,6 +120,21 @@ class TcpStream:
         self._sock.close()
 
 
+def is_own(sock: socket.socket) -> bool:
+    """Nobody else has this machine's address, or one that begins with 127."""
+    try:
+        here, there = (ip(address[0]) for address in (sock.getsockname(), sock.getpeername()))
+    except OSError:
+        return False
+    return here == there or (here.is_loopback and there.is_loopback)
+
+
+def ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """Of an IPv4 address that came in by an IPv6 socket, the former."""
+    address = ipaddress.ip_address(text.partition("%")[0])
+    return getattr(address, "ipv4_mapped", None) or address
+
+
 def _is_ready(sock: socket.socket, reading: bool, writing: bool, timeout_s: float | None) -> bool:
     """Can it be read from, or written to, within that time?"""
     if not hasattr(select, "poll"):  # Windows; elsewhere `select` knows no more than 1,024 files
@@ -126,16 +170,22 @@ def _size_buffers(sock: socket.socket, sockets: Sockets) -> None:
 def connect(
     host: str, port: int, sockets: Sockets = DEFAULTS, timeout_s: float = 10.0, silence_s: float | None = None
 ) -> TcpStream:
-    """A blocking stream to a coordinator, which may be silent for so long."""
+    """A blocking stream to a coordinator, which may be silent for so long. Raises Unreachable."""
     try:
         sock = _dial(host, port, sockets, timeout_s)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
+        why = (error.strerror if isinstance(error, OSError) else None) or error
         raise Unreachable(
-            f"no coordinator answers at {host}:{port} ({error.strerror or error}): is `wide serve` running there, "
+            f"no coordinator answers at {shown(host, port)} ({why}): is `wide serve` running there, "
             "and may this machine reach it?"
         ) from None
     sock.settimeout(silence_s)
     return TcpStream(sock, DEFAULTS if host.startswith(HERE) else sockets, silence_s)
+
+
+def shown(host: str, port: int) -> str:
+    """An address as people write it."""
+    return "this machine" if host.startswith(HERE) else f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _dial(host: str, port: int, sockets: Sockets, timeout_s: float) -> socket.socket:
@@ -159,12 +209,62 @@ def _dial(host: str, port: int, sockets: Sockets, timeout_s: float) -> socket.so
     raise problem
 
 
-class Listener:
-    """A listening socket that hands out non-blocking streams."""
+class Tls(NamedTuple):
+    """What a pool encrypts with, and its certificate's hash."""
 
-    def __init__(self, host: str, port: int, sockets: Sockets = DEFAULTS) -> None:
+    context: ssl.SSLContext
+    binding: bytes
+
+
+class Call:
+    """Somebody who dialled in, until it is known how it speaks. `host` is where from, `address` the same with its port;
+    `stream` is the connection as it is, for a last word.
+    """
+
+    def __init__(self, stream: TcpStream, host: str, address: str, tls: Tls | None, allows_plain: bool) -> None:
+        self.stream, self.host, self.address = stream, host, address
+        self.is_own = stream.is_own
+        self._tls, self._allows_plain = tls, allows_plain or self.is_own
+        self._handshake: Handshake | None = None
+
+    def fileno(self) -> int:
+        return self.stream.fileno()
+
+    def answer(self) -> Stream | None:
+        """What can be spoken over; None: it has not said enough yet. Raises ConnectionLost or ProtocolError."""
+        if self._handshake is not None:
+            return self._handshake.advance()
+        if self._tls is None and self._allows_plain:
+            return self.stream
+        if not (first := self.stream.peek()):
+            return None
+        if first[0] == FIRST_BYTE and self._tls is not None:
+            self._handshake = Handshake(self.stream, self._tls.context, True, self._tls.binding)
+            return self._handshake.advance()
+        if not self._allows_plain:
+            raise ProtocolError("not encrypted", "this pool encrypts what comes from other machines: use its invite")
+        return self.stream
+
+    def close(self) -> None:
+        self.stream.close()
+
+
+class Listener:
+    """A listening socket that hands out callers, none of whom blocks. With `tls`, others than this machine's own are
+    answered only if they encrypt what they say; unless `is_insecure`.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        sockets: Sockets = DEFAULTS,
+        tls: Tls | None = None,
+        is_insecure: bool = False,
+    ) -> None:
         self._is_here = host.startswith(HERE)
         self._sockets = DEFAULTS if self._is_here else sockets
+        self._tls, self._is_insecure = tls, is_insecure
         try:
             self._sock = _listen_here(host) if self._is_here else _listen(host, port, sockets)
         except OSError as error:
@@ -181,8 +281,8 @@ class Listener:
     def fileno(self) -> int:
         return self._sock.fileno()
 
-    def accept(self) -> tuple[TcpStream, str] | None:
-        """The next caller and its address, or None when there is none (any more).
+    def accept(self) -> Call | None:
+        """The next caller, or None when there is none (any more).
 
         Raises ConnectionLost when there is one but no room for it: somebody else must go first.
         """
@@ -196,7 +296,11 @@ class Listener:
             sock.close()
             return None
         sock.setblocking(False)
-        return TcpStream(sock, self._sockets), "localhost" if self._is_here else f"{address[0]}:{address[1]}"
+        stream = TcpStream(sock, self._sockets)
+        if self._is_here:
+            return Call(stream, "localhost", "localhost", None, True)
+        host = str(ip(address[0]))
+        return Call(stream, host, shown(host, address[1]), self._tls, self._is_insecure)
 
     def close(self) -> None:
         """Callers that were never accepted are sent away too, even if forked children still hold this socket."""
@@ -206,8 +310,10 @@ class Listener:
 
 
 def _listen(host: str, port: int, sockets: Sockets) -> socket.socket:
+    """All addresses of IPv6 include those of IPv4, where the system can do that."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.create_server((host, port), family=family, backlog=BACKLOG)
+    both = host == "::" and socket.has_dualstack_ipv6()
+    sock = socket.create_server((host, port), family=family, backlog=BACKLOG, dualstack_ipv6=both)
     _size_buffers(sock, sockets)
     return sock
 

@@ -17,7 +17,7 @@ from typing import NoReturn
 import msgspec
 
 from wide.errors import ProtocolError, VersionMismatch
-from wide.wire.messages import CODES, PROTOCOL, TYPES, Message
+from wide.wire.messages import CODES, OLDEST, PROTOCOL, TYPES, Message
 
 MAGIC = b"WIDE"
 FIXED = struct.Struct("<4sBBHIQI")
@@ -33,11 +33,13 @@ _encode = msgspec.msgpack.Encoder().encode
 _decoders = {code: msgspec.msgpack.Decoder(kind).decode for code, kind in TYPES.items()}
 
 
-def encode(message: Message, payload_nbytes: int = 0) -> bytes:
-    """The two headers of a frame; the sender puts the payload's own buffers behind them."""
+def encode(message: Message, payload_nbytes: int = 0, protocol: int = OLDEST) -> bytes:
+    """The two headers of a frame; the sender puts the payload's own buffers behind them. Until both ends have agreed on
+    a protocol, they speak the oldest.
+    """
     header = _encode(message)
     code = CODES[type(message)]
-    return _pack(MAGIC, PROTOCOL, code, 0, len(header), payload_nbytes, zlib.crc32(header)) + header
+    return _pack(MAGIC, protocol, code, 0, len(header), payload_nbytes, zlib.crc32(header)) + header
 
 
 def no_payload(message: Message, payload_nbytes: int) -> Destinations:
@@ -106,7 +108,7 @@ class Reader:
         magic, protocol, code, _, header_nbytes, payload_nbytes, checksum = _unpack_from(scratch, start)
         if not (
             magic == MAGIC
-            and protocol == PROTOCOL
+            and OLDEST <= protocol <= PROTOCOL
             and code in TYPES
             and header_nbytes <= self.header_limit
             and payload_nbytes <= self.payload_limit
@@ -146,8 +148,9 @@ class Reader:
     def _refuse(self, magic: bytes, protocol: int, code: int, header_nbytes: int, payload_nbytes: int) -> NoReturn:
         if magic != MAGIC:
             raise ProtocolError("not wide", f"the peer does not speak this protocol (it began with {magic!r})")
-        if protocol != PROTOCOL:
-            raise VersionMismatch(f"the peer speaks protocol {protocol}, this side {PROTOCOL}: update the older one")
+        if not OLDEST <= protocol <= PROTOCOL:
+            ours = f"{PROTOCOL}" if OLDEST == PROTOCOL else f"{OLDEST} and {PROTOCOL}"
+            raise VersionMismatch(f"the peer speaks protocol {protocol}, this side {ours}: update the older one")
         if code not in TYPES:
             raise ProtocolError("unknown type", f"message type {code} does not exist")
         if header_nbytes > self.header_limit:

@@ -1,6 +1,9 @@
 """Every message of the protocol: one frozen struct each, its docstring is what the sender says. Knows no bytes.
 
-A conversation:   node         Hello ─────────► coordinator
+A conversation:   node         Knock ─────────► coordinator
+                       ◄──────── Challenge
+                  Hello ────────►                (with a proof that it knows a secret)
+                       ◄──────── Known           (with the proof that the coordinator does, too)
                        ◄──────── Welcome
                        ◄──────── Probe           (empty ones, then loaded ones)    ┐ a few times
                   Probe ────────►                (said back)                       ┘
@@ -12,6 +15,10 @@ Who is done with its part of a step may have its next Work already; then Weights
 Who has nothing else to say for a second says Alive.
 What is not raw follows its message as Parts, in an order that both sides know (codec/pieces.py).
 The evaluator, a child of the coordinator, speaks Evaluate / Evaluated instead of Work / Update.
+A visitor, who comes before a machine's nodes, is made an Offer; a planner hears what was Planned. Then they go.
+
+Who is one protocol behind is understood: fields are added at the end of a message, with defaults, and messages that are
+new are said only to those who know them.
 """
 
 from __future__ import annotations
@@ -20,7 +27,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-PROTOCOL = 8
+PROTOCOL = 9
+OLDEST = 9  # that is understood: one before PROTOCOL; but 8 said its token in clear, and is told to be updated
 BEAT_S = 1.0  # whoever has said nothing else for so long says Alive
 MOST_S = 1e9  # thirty years; sums of them stay finite
 MOST_LOSS = 1e100  # and so do sums of these
@@ -35,11 +43,26 @@ class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Anything that is said. Tensors follow the message as its payload, raw."""
 
 
-class Hello(Message, frozen=True):
-    """I would like to work for you. This is my token, and this is what I run on."""
+class Knock(Message, frozen=True):
+    """Is somebody there? This is the newest protocol that I speak, and a number that I just made up."""
 
-    token: str
-    role: str  # "node", "evaluator", or "planner", who only asks
+    protocol: Annotated[int, msgspec.Meta(ge=0, le=255)]
+    nonce: Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+
+
+class Challenge(Message, frozen=True):
+    """Yes: let us speak this protocol. Who are you? Prove it with this number, that I just made up."""
+
+    protocol: Annotated[int, msgspec.Meta(ge=0, le=255)]
+    nonce: Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+
+
+class Hello(Message, frozen=True):
+    """I would like to work for you. I know the secret of this name, and this is what I run on."""
+
+    credential: Annotated[str, msgspec.Meta(max_length=64)]  # "token", "evaluator", "invite ID", or "machine ID"
+    proof: Annotated[bytes, msgspec.Meta(max_length=32)]  # wire/proof.py
+    role: str  # "node", "evaluator"; "visitor", who wants to see the code; or "planner", who only asks
     name: str
     host: str
     pid: Stored
@@ -47,6 +70,27 @@ class Hello(Message, frozen=True):
     key: str = ""  # that only I know. Should you know me by it, this is my new connection, and the old one is void
     machine: Annotated[str, msgspec.Meta(max_length=64)] = ""  # the same for all processes of one machine
     cores: Annotated[int, msgspec.Meta(ge=0, le=65536)] = 0  # that it has for nodes like me
+
+
+class Known(Message, frozen=True):
+    """I believe you, and I know that secret, too. You came with an invite? From now on you are this machine of mine,
+    with a secret of its own, whatever becomes of the invite.
+    """
+
+    proof: bytes
+    machine: str = ""
+    secret: bytes = b""
+
+
+class Offer(Message, frozen=True):
+    """This is what is trained here. Payload: the files of the job's code, one behind the other, in this order."""
+
+    job: str
+    parameters: int
+    samples: int
+    files: list[tuple[str, int]] = []  # name, within the job's folder, and bytes; empty: I do not send it
+    main: str = ""  # which of them holds the job, and its name there
+    at: float = 0.0  # what my clock says
 
 
 class Welcome(Message, frozen=True):
@@ -206,6 +250,7 @@ class Stop(Message, frozen=True):
 
     why: str
     exit_code: int
+    must_encrypt: bool = False  # you are on another machine: come again, over TLS
 
 
 class Planned(Message, frozen=True):
@@ -233,9 +278,15 @@ TYPES: dict[int, type[Message]] = dict(
             Alive,
             Progress,
             Weights,
+            Knock,
+            Challenge,
+            Known,
+            Offer,
         ),
         start=1,
     )
 )
 CODES = {kind: code for code, kind in TYPES.items()}
-TO_COORDINATOR: tuple[type[Message], ...] = (Hello, Probe, Ready, Update, Part, Failed, Leaving, Evaluated, Alive)
+TO_COORDINATOR: tuple[type[Message], ...] = (
+    *(Knock, Hello, Probe, Ready, Update, Part, Failed, Leaving, Evaluated, Alive),
+)

@@ -1,0 +1,148 @@
+"""A job's code on its way to other machines: which files, their hash, consent, and a folder named by that hash. Data is
+never among it, nor anything outside the job's folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from wide.errors import ProtocolError, Refused, UsageError
+from wide.job.loading import split_spec
+from wide.job.program import files_of
+from wide.launch.places import cache_folder, private
+from wide.telemetry.log import log
+from wide.wire.messages import Offer
+
+MOST_FILES, MOST_NBYTES = 1000, 8 << 20
+SHOWN = 16  # letters of a hash that a person compares, and the fewest that --allow-code takes
+NAME = re.compile(r"[^\x00-\x1f\x7f\\:*?\"<>|/]{1,120}")
+
+
+@dataclass(frozen=True)
+class Code:
+    """Files by their names in the job's folder, in order; `main` is `file.py:name`."""
+
+    files: tuple[tuple[str, bytes], ...]
+    main: str
+
+    @property
+    def digest(self) -> str:
+        """Over names, contents, and which of them is the job."""
+        total = hashlib.sha256(f"{self.main}\0{len(self.files)}\0".encode())
+        for name, data in self.files:
+            total.update(f"{name}\0{len(data)}\0".encode() + data)
+        return total.hexdigest()
+
+    @property
+    def words(self) -> str:
+        """`job.py, data.py (2 files, 4 KB, sha256 91be…)`."""
+        names = [name for name, _ in self.files]
+        shown = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if names[6:] else "")
+        size = sum(len(data) for _, data in self.files)
+        count = f"{len(names)} file{'s' * (len(names) != 1)}"
+        return f"{shown} ({count}, {max(1, round(size / 1000))} KB, sha256 {self.digest[:SHOWN]})"
+
+
+def code_of(spec: str) -> Code | None:
+    """What would be sent of a job that was loaded; None, if it is too large to be only code."""
+    path, name = split_spec(spec)
+    try:
+        files = sorted((name, file.read_bytes()) for name, file in files_of(path).items())
+    except OSError as error:
+        log.warning("the job's code is not sent to nodes: %s", error)
+        return None
+    size = sum(len(data) for _, data in files)
+    if len(files) > MOST_FILES or size > MOST_NBYTES:
+        log.warning(
+            "the job's code is not sent to nodes: %d files, %d MB; they need --job FILE", len(files), size >> 20
+        )
+        return None
+    return Code(tuple(files), f"{path.name}:{name}")
+
+
+def offered(offer: Offer, payload: memoryview) -> Code:
+    """What a pool sends, checked: a file may be put only into its own folder."""
+    files, start = [], 0
+    for name, nbytes in offer.files[: MOST_FILES + 1]:
+        path = PurePosixPath(name)
+        is_plain = bool(path.parts) and all(NAME.fullmatch(part) and part not in (".", "..") for part in path.parts)
+        if not is_plain or path.is_absolute() or path.as_posix() != name or path.suffix != ".py" or nbytes < 0:
+            raise ProtocolError("wrong names", f"the pool's code has a file called {name[:80]!r}")
+        files.append((name, bytes(payload[start : start + nbytes])))
+        start += nbytes
+    names = {name.casefold() for name, _ in files}
+    if start != len(payload) or len(files) > MOST_FILES or len(names) != len(files):
+        raise ProtocolError("wrong payload", "the pool's code is not what it says")
+    main = split_spec(offer.main)[0].as_posix()
+    if main not in {name for name, _ in files} or "/" in main:
+        raise ProtocolError("wrong names", "the pool's code does not hold its job")
+    return Code(tuple(files), offer.main)
+
+
+def check_consent(code: Code, allowed: str | None, remembered: Sequence[str]) -> None:
+    """Does the owner of this machine want to run it? Asked once, on a terminal. Raises Refused."""
+    digest = code.digest
+    if allowed == "any" or digest in remembered:
+        return
+    if allowed is not None:
+        if not re.fullmatch(rf"[0-9a-f]{{{SHOWN},64}}", wish := allowed.lower().rstrip("….")):
+            raise UsageError(f"--allow-code {allowed}: expected {SHOWN} letters or more of the code's sha256, or any")
+        if digest.startswith(wish):
+            return
+        raise Refused(f"the pool's code is {digest[:SHOWN]}, not {wish[:SHOWN]}: it has changed; look at it again")
+    if not (sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()):
+        raise Refused(
+            f"the pool sends its code ({code.words}), and nobody is here to be asked: "
+            f"--allow-code {digest[:SHOWN]} says yes to it, --job FILE uses your own copy"
+        )
+    print("It will run here as you. Look at it: " + str(folder_of(code)), file=sys.stderr)
+    print(f"Run it? [y/N; --allow-code {digest[:SHOWN]} says yes] ", file=sys.stderr, end="", flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise Refused("you did not want to run the pool's code")
+
+
+def folder_of(code: Code) -> Path:
+    return cache_folder() / "code" / code.digest[:32]
+
+
+def put_down(code: Code) -> str:
+    """The files, in the cache, under their hash; whatever is there already is looked through. The job's spec."""
+    folder = folder_of(code)
+    try:
+        if not _holds(folder, code):
+            _write(folder, code)
+    except OSError as error:
+        raise UsageError(
+            f"{folder} cannot be written ({error.strerror}): "
+            "set XDG_CACHE_HOME to a folder that can, or give --job FILE"
+        ) from None
+    return str(folder / code.main)
+
+
+def _holds(folder: Path, code: Code) -> bool:
+    found = {file.relative_to(folder).as_posix() for file in folder.rglob("*.py")} if folder.is_dir() else set()
+    return found == {name for name, _ in code.files} and all(
+        (folder / name).read_bytes() == data for name, data in code.files
+    )
+
+
+def _write(folder: Path, code: Code) -> None:
+    private(folder.parent)
+    temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".new-"))
+    try:
+        for name, data in code.files:
+            (temporary / name).parent.mkdir(parents=True, exist_ok=True)
+            (temporary / name).write_bytes(data)
+        if folder.exists():  # changed, or half a folder
+            shutil.rmtree(folder)
+        os.replace(temporary, folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

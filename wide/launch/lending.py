@@ -1,0 +1,89 @@
+"""A machine that is lent to a pool: one node, or several, for as long as its owner does not want it back. Does not
+import torch, unless this process is the node.
+"""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType
+
+import msgspec
+
+from wide.config import Options, usable_cores
+from wide.errors import Interrupted, WideError
+from wide.launch.guard import IDLE_S, Busy, Guard, Terms, wait_until_idle
+from wide.launch.processes import Children, warm_up
+from wide.launch.signals import SIGNALS
+from wide.telemetry.log import log
+from wide.transport.endpoint import Endpoint
+
+LEAVE_S = 10.0  # for children to hand in what they have
+
+
+class Lent(msgspec.Struct, frozen=True):
+    """Everything that one node is told."""
+
+    endpoint: Endpoint
+    job: str
+    name: str
+    device: str
+    log: str
+    retry_s: float
+    index: int = 0  # among those of this machine
+
+
+def lend(lent: Lent, terms: Terms) -> None:
+    """Until the pool is done. Raises what ended it before."""
+    terms.take_a_back_seat()
+    count = terms.nodes if terms.nodes is not None else _count(lent)
+    while True:
+        try:
+            if count == 1:
+                from wide.launch.lent import serve_here
+
+                return serve_here(lent, terms)
+            return _serve_by_children(lent, terms, count)
+        except Busy as busy:
+            log.info("%s: this one waits until it is idle for %.0f s", busy, IDLE_S)
+            wait_until_idle()
+
+
+def _count(lent: Lent) -> int:
+    """One node for each accelerator; or as many as the cores have room for, with the job's threads."""
+    from wide.launch.lent import threads_of
+    from wide.node.greeting import default_nodes, pick_device
+
+    if pick_device(lent.device).type != "cpu":
+        return default_nodes(Options(device=lent.device))
+    return max(1, usable_cores() // threads_of(lent.job))
+
+
+def _serve_by_children(lent: Lent, terms: Terms, count: int) -> None:
+    """Processes of their own, which end with this one."""
+    warm_up(lent.job)
+    children = Children()
+    signals: list[int] = []
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        signals.append(number)
+        children.terminate()
+
+    before = {number: signal.signal(number, leave) for number in SIGNALS}
+    guard = Guard(terms, children.terminate)
+    try:
+        for index in range(count):
+            name = f"{lent.name}-{index + 1}" if index else lent.name
+            one = msgspec.structs.replace(lent, index=index, name=name)
+            children.start("wide.launch.lent", "serve_as_child", one)
+        with guard:
+            children.join()
+    finally:
+        children.stop(LEAVE_S)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if signals or guard.why is not None:
+        raise guard.why or Interrupted("left the pool", signals[0])
+    if codes := [code for code in children.exit_codes() if code]:
+        error = WideError(f"{len(codes)} of this machine's {count} nodes ended before the run did; see above")
+        error.exit_code = max(codes) if max(codes) > 0 else 1
+        raise error

@@ -1,0 +1,95 @@
+"""One node of a machine that is lent: this process, or a child of it. It leaves politely."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import sys
+import threading
+import time
+from types import FrameType
+
+from wide.errors import Interrupted, WideError
+from wide.job.loading import load, split_spec
+from wide.launch.child import end_with_parent
+from wide.launch.guard import Guard, Terms
+from wide.launch.lending import Lent
+from wide.launch.signals import SIGNALS
+from wide.node.greeting import Identity, pick_device
+from wide.node.membership import Membership, raise_for
+from wide.node.session import Left
+from wide.telemetry.log import log, logging_to
+from wide.transport.tcp import SILENCE_S
+
+
+class LentNode:
+    """A member of a pool that can be sent away by a signal."""
+
+    def __init__(self, lent: Lent) -> None:
+        device = pick_device(lent.device, lent.index)
+        identity = Identity(lent.endpoint.credential, lent.name, os.getpid(), device)
+        dial = functools.partial(lent.endpoint.dial, SILENCE_S)
+        self._membership = Membership(dial, identity, lambda: load(lent.job), split_spec(lent.job)[0])
+        self._retry_s = lent.retry_s
+        self.why = "it was told to leave"
+        self.signals: list[int] = []
+
+    def leave(self, number: int, frame: FrameType | None) -> None:
+        """The first time politely, if there is work to be handed in; the second time at once."""
+        self.signals.append(number)
+        if len(self.signals) > 1:
+            raise Interrupted("left the pool", number)
+        self._membership.leave(self.why)
+
+    def work(self) -> None:
+        """To the end of the run. Raises Left, if it was sent away."""
+        began = time.monotonic()
+        try:
+            stop = self._membership.last(self._retry_s)
+            log.info("%s", stop.why)
+        finally:
+            if batches := self._membership.batches:
+                seconds = time.monotonic() - began
+                spent = f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"
+                samples = self._membership.samples
+                log.info("this machine gave %s batches (%s samples) in %s", f"{batches:,}", f"{samples:,}", spent)
+        raise_for(stop)
+
+
+def serve_here(lent: Lent, terms: Terms) -> None:
+    """In this process."""
+    node = LentNode(lent)
+
+    def send_away() -> None:
+        node.why = str(guard.why)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    guard = Guard(terms, send_away)
+    for number in SIGNALS:
+        signal.signal(number, node.leave)
+    with guard:
+        try:
+            node.work()
+        except Left:
+            raise guard.why or Interrupted("left the pool", node.signals[0]) from None
+
+
+def serve_as_child(lent: Lent) -> None:
+    """As one of several; the parent hears Ctrl-C, and passes it on as SIGTERM."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    with logging_to(lent.log):
+        try:
+            node = LentNode(lent)
+            signal.signal(signal.SIGTERM, node.leave)
+            node.work()
+        except Left:
+            sys.exit(0)
+        except WideError as error:
+            log.error("%s: %s", lent.name, error)
+            sys.exit(error.exit_code)
+
+
+def threads_of(spec: str) -> int:
+    return load(spec).threads
