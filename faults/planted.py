@@ -45,7 +45,7 @@ from wide.strategy.synchronous import OpenStep, Synchronous
 from wide.strategy.tree import Block
 from wide.wire import messages as say
 
-MOST_SEEDS = 400
+MOST_SEEDS = 1000
 MOST_NODES = 12  # bugs show in small pools, too, and these are quick
 
 PLANTED: dict[str, Callable[[], AbstractContextManager[None]]] = {}

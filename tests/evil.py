@@ -16,7 +16,7 @@ from wide.wire.messages import CODES, PROTOCOL
 
 def frame(kind=say.Knock, header=b"", header_nbytes=None, payload_nbytes=0, magic=MAGIC, protocol=PROTOCOL, **changes):
     code = changes.get("code", CODES[kind])
-    checksum = changes.get("checksum", zlib.crc32(header))
+    checksum = changes.get("checksum", zlib.crc32(header, code))
     length = len(header) if header_nbytes is None else header_nbytes
     return FIXED.pack(magic, protocol, code, 0, length, payload_nbytes, checksum) + header
 

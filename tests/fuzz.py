@@ -196,7 +196,9 @@ def mend(frame):
     magic, protocol, code, flags, _, payload_nbytes, _ = frames.FIXED.unpack_from(frame)
     behind = payload_nbytes if payload_nbytes <= len(frame) - frames.FIXED.size else 0
     header = frame[frames.FIXED.size : len(frame) - behind]
-    frames.FIXED.pack_into(frame, 0, magic, protocol, code, flags, len(header), payload_nbytes, zlib.crc32(header))
+    frames.FIXED.pack_into(
+        frame, 0, magic, protocol, code, flags, len(header), payload_nbytes, zlib.crc32(header, code)
+    )
 
 
 def fuzz(count, seed):

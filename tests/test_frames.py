@@ -57,7 +57,7 @@ def raw_frame(
 ):
     header = msgspec.msgpack.encode(HELLO) if header is None else header
     length = len(header) if header_nbytes is None else header_nbytes
-    return FIXED.pack(magic, protocol, code, 0, length, payload_nbytes, checksum or zlib.crc32(header)) + header
+    return FIXED.pack(magic, protocol, code, 0, length, payload_nbytes, checksum or zlib.crc32(header, code)) + header
 
 
 @given(st.lists(st.tuples(st.text(max_size=20), st.binary(max_size=200_000)), max_size=4), st.integers(1, 100_000))

@@ -17,6 +17,7 @@ from tests.jobs import EVERYTHING, make
 from tests.processes import python, result_of, started, until, wide
 from tests.test_ends import has_steps
 from tests.test_run import DIGITS, SLOW_LOSS, a_job
+from tests.test_serve import invited
 from tests.twin import Twin
 from wide import failpoint
 from wide.codec.encoders import Encoders
@@ -315,8 +316,7 @@ def test_a_node_that_joins_on_the_same_machine_shares_memory_too(tmp_path):
     token.write_text("a secret of ours")
     serve = ("serve", job, "--port", 0, "--out", "here", "--token-file", token, "--json", "--log", "verbose")
     with started(*serve, cwd=tmp_path) as pool:
-        address = next(line for line in iter(pool.stderr.readline, "") if "wide join" in line).split()
-        address = next(word for word in address if ":" in word and word.rpartition(":")[2].isdigit())
+        address, _ = invited(pool)
         code, _, err = wide("join", address, "--job", job, "--token-file", token, cwd=tmp_path)
         assert code == 0, err
         assert until(lambda: has_steps(tmp_path))

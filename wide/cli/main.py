@@ -27,7 +27,10 @@ def main(argv: list[str] | None = None) -> int:
     arguments = None
     _mend_streams()
     try:
-        arguments = _parser().parse_args(argv)
+        own, jobs = _divided(list(sys.argv[1:] if argv is None else argv))
+        arguments = _parser().parse_args(own)
+        if jobs:
+            _give(arguments, jobs)
         code: int = arguments.call(arguments)
         return code
     except WideError as error:
@@ -39,6 +42,21 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("wide: interrupted", file=sys.stderr)
         return 128 + signal.SIGINT
+
+
+def _divided(words: list[str]) -> tuple[list[str], list[str]]:
+    """The command's own words, and what stands behind `--`: the job's."""
+    place = words.index("--") if "--" in words else len(words)
+    return words[:place], words[place + 1 :]
+
+
+def _give(arguments: argparse.Namespace, words: list[str]) -> None:
+    from wide.job.loading import with_arguments
+
+    name = {_run: "job", _serve: "job", _plan: "target"}.get(arguments.call)
+    if name is None:
+        raise UsageError("what stands behind -- is for a job: only run, serve and plan have one")
+    setattr(arguments, name, with_arguments(getattr(arguments, name), words))
 
 
 def _mend_streams() -> None:
@@ -67,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
         "--insecure", action="store_true", default=None, help="let other machines in unencrypted, too, with the token"
     )
     for command, call in ((run, _run), (serve, _serve)):
-        command.add_argument("job", metavar="JOB", help="file.py or file.py:name")
+        command.add_argument("job", metavar="JOB", help="file.py or file.py:name; behind --: its own arguments")
         command.add_argument("--json", action="store_true", help="print the result as one JSON object on stdout")
         _shared(command)
         command.set_defaults(call=call)

@@ -1,4 +1,8 @@
-"""From `file.py` or `file.py:name` to a Job. Runs the user's file as Python would; knows nothing of pools."""
+"""From `file.py` or `file.py:name` to a Job. Runs the user's file as Python would; knows nothing of pools.
+
+A job's own arguments (`wide run file.py -- --lr 0.3`) are part of its spec, so that whoever is told the spec, in
+whatever process, loads the same job.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +14,13 @@ import sys
 import sysconfig
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from wide.errors import TrainingFailed, UsageError, WideError
 from wide.job.definition import Job
 
+SEPARATOR = "\x1f"  # between a spec and a job's arguments; no file's name has it
 GUARD = 'if __name__ == "__main__":'
 _importing: list[Path] = []  # files that are being imported right now
 _loaded: dict[Path, object] = {}  # so that a process forked from a warm parent need not run the file again
@@ -23,8 +28,20 @@ _runs_again: set[str] = set()  # unless it must: these modules it brought along
 _ran_in = 0  # the process in which that was so last
 
 
+def with_arguments(spec: str, arguments: Sequence[str]) -> str:
+    """The spec of the job that this file makes of these words."""
+    if any(SEPARATOR in word or "\0" in word for word in arguments):
+        raise UsageError("a job's arguments are printable text")
+    return SEPARATOR.join((spec, *arguments))
+
+
+def arguments_of(spec: str) -> list[str]:
+    return spec.split(SEPARATOR)[1:]
+
+
 def split_spec(spec: str) -> tuple[Path, str]:
     """`path/file.py:name` in its two parts; the name is `job` unless given."""
+    spec = spec.partition(SEPARATOR)[0]
     path, colon, name = spec.rpartition(":")
     if colon and name.isidentifier():
         return Path(path), name
@@ -43,7 +60,7 @@ def find(spec: str) -> tuple[Path, str]:
 def load(spec: str) -> Job:
     """Import the job's file and return the Job it names, or say in one line why that cannot be done."""
     path, name = find(spec)
-    module = _module(path.resolve())
+    module = _module(path.resolve(), arguments_of(spec))
     job = getattr(module, name, None)
     if not isinstance(job, Job):
         others = [key for key, value in vars(module).items() if isinstance(value, Job)]
@@ -88,7 +105,7 @@ def _forget() -> None:
     _ran_in = os.getpid()
 
 
-def _module(path: Path) -> object:
+def _module(path: Path, words: list[str]) -> object:
     if _runs_again and _ran_in != os.getpid():
         _forget()
     if path in _loaded:
@@ -99,7 +116,7 @@ def _module(path: Path) -> object:
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # data sets that pickle their items, and dataclasses, look themselves up here
     sys.path.insert(0, str(path.parent))  # its neighbours can be imported, as with `python file.py`
-    arguments, sys.argv = sys.argv, [str(path)]  # the command's own are not for it
+    arguments, sys.argv = sys.argv, [str(path), *words]  # the command's own are not for it
     from wide.job.seeding import seed_everything  # needs torch, as every job does
 
     seed_everything(0)  # what the file draws while it is imported is the same on every machine
@@ -111,7 +128,7 @@ def _module(path: Path) -> object:
     except SystemExit as stop:
         raise UsageError(
             f"{path}: it ended Python while it was imported ({describe(stop, path)}): every process imports a job's "
-            f"file, so put what the script does, argparse and sys.exit too, under {GUARD}"
+            f"file, with what stands behind -- as its arguments; put what the script does, and sys.exit, under {GUARD}"
         ) from None
     except Exception as error:
         raise UsageError(f"{path}: importing it failed: {describe(error, path)}", traceback.format_exc()) from None

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from wide.errors import ProtocolError, Refused, UsageError
-from wide.job.loading import split_spec
+from wide.job.loading import SEPARATOR, arguments_of, split_spec, with_arguments
 from wide.job.program import files_of
 from wide.launch.places import cache_folder, private
 from wide.telemetry.log import log
@@ -32,11 +32,12 @@ class Code:
 
     files: tuple[tuple[str, bytes], ...]
     main: str
+    arguments: tuple[str, ...] = ()
 
     @property
     def digest(self) -> str:
-        """Over names, contents, and which of them is the job."""
-        total = hashlib.sha256(f"{self.main}\0{len(self.files)}\0".encode())
+        """Over names, contents, which of them is the job, and its arguments."""
+        total = hashlib.sha256("\0".join((self.main, *self.arguments, str(len(self.files)), "")).encode())
         for name, data in self.files:
             total.update(f"{name}\0{len(data)}\0".encode() + data)
         return total.hexdigest()
@@ -48,7 +49,8 @@ class Code:
         shown = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if names[6:] else "")
         size = sum(len(data) for _, data in self.files)
         count = f"{len(names)} file{'s' * (len(names) != 1)}"
-        return f"{shown} ({count}, {max(1, round(size / 1000))} KB, sha256 {self.digest[:SHOWN]})"
+        words = f", with {' '.join(self.arguments)[:80]!r}" if self.arguments else ""
+        return f"{shown} ({count}, {max(1, round(size / 1000))} KB, sha256 {self.digest[:SHOWN]}){words}"
 
 
 def code_of(spec: str) -> Code | None:
@@ -65,7 +67,7 @@ def code_of(spec: str) -> Code | None:
             "the job's code is not sent to nodes: %d files, %d MB; they need --job FILE", len(files), size >> 20
         )
         return None
-    return Code(tuple(files), f"{path.name}:{name}")
+    return Code(tuple(files), f"{path.name}:{name}", tuple(arguments_of(spec)))
 
 
 def offered(offer: Offer, payload: memoryview) -> Code:
@@ -84,7 +86,9 @@ def offered(offer: Offer, payload: memoryview) -> Code:
     main = split_spec(offer.main)[0].as_posix()
     if main not in {name for name, _ in files} or "/" in main:
         raise ProtocolError("wrong names", "the pool's code does not hold its job")
-    return Code(tuple(files), offer.main)
+    if SEPARATOR in "".join((offer.main, *offer.arguments)):
+        raise ProtocolError("wrong names", "the job's arguments are no printable text")
+    return Code(tuple(files), offer.main, tuple(offer.arguments))
 
 
 def check_consent(code: Code, allowed: str | None, remembered: Sequence[str]) -> None:
@@ -124,7 +128,7 @@ def put_down(code: Code) -> str:
             f"{folder} cannot be written ({error.strerror}): "
             "set XDG_CACHE_HOME to a folder that can, or give --job FILE"
         ) from None
-    return str(folder / code.main)
+    return with_arguments(str(folder / code.main), code.arguments)
 
 
 def _holds(folder: Path, code: Code) -> bool:

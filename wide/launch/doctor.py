@@ -144,7 +144,7 @@ def _pool(target: Target) -> Iterator[Finding]:
     except WideError as error:
         yield Finding("the pool", f"{where}: {error}", "see docs/joining.md: tunnels, NAT, firewalls")
         return
-    yield Finding("the pool", f'{where} answers with the right certificate; it trains "{seen.offer.job[:64]!r}"')
+    yield Finding("the pool", f"{where} answers as it should; it trains {seen.offer.job[:64]!r}")
     ahead_s = seen.pools_clock_ahead_s
     advice = "set this machine's clock, or the pool's" if abs(ahead_s) > MOST_CLOCK_S else ""
     yield Finding("clock", f"the pool's is {abs(ahead_s):.0f} s {'ahead' if ahead_s > 0 else 'behind'}", advice)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import json
 import math
 import re
@@ -141,11 +142,20 @@ def addresses_of(text: str, port: int) -> tuple[Address, ...]:
     for part in filter(None, (part.strip() for part in text.split(","))):
         is_bare = ":" not in part or (part.count(":") > 1 and not part.startswith("["))
         found.append((part.strip("[]"), port) if is_bare else host_and_port(part))
-        if not 0 < len(found[-1][0]) < 254:
+        if not re.fullmatch(r"[\w.-]{1,253}|[0-9a-fA-F:.]+", found[-1][0]) or not _is_host(found[-1][0]):
             raise UsageError(f"--address {part}: expected HOST or HOST:PORT")
     if not 0 < len(found) <= MOST_ADDRESSES:
         raise UsageError(f"--address {text}: expected 1 to {MOST_ADDRESSES} of HOST or HOST:PORT, with commas between")
     return tuple(found)
+
+
+def _is_host(host: str) -> bool:
+    """A name, or a number that is one."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return ":" not in host and not re.fullmatch(r"[\d.]+", host)
+    return True
 
 
 def _addresses(folder: Path) -> tuple[Address, ...]:

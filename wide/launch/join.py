@@ -10,7 +10,7 @@ import msgspec
 
 from wide.config import Sockets, usable_cores
 from wide.errors import UsageError
-from wide.job.loading import find
+from wide.job.loading import find, with_arguments
 from wide.launch import memories
 from wide.launch.code import check_consent, offered, put_down
 from wide.launch.guard import Terms
@@ -18,7 +18,6 @@ from wide.launch.lending import Lent, lend
 from wide.launch.token import forget_token
 from wide.launch.visit import VARIABLE, Target, Visit, is_typed, patiently, target_of, visit
 from wide.telemetry.log import log, logging_to
-from wide.transport.endpoint import Endpoint
 from wide.transport.tcp import shown
 from wide.wire.messages import Offer
 
@@ -56,8 +55,9 @@ def join(joining: Joining) -> int:
         if target.invite is not None or job is None:
             was_enrolled = target.is_enrolled
             seen, pool = patiently(lambda: visit(target, name), joining.retry_s)
-            _tell(target, seen, pool, is_typed=not was_enrolled and is_typed(joining.target))
-            job = job or _code(target, seen, joining.allow_code)
+            _tell(target, seen, is_typed=not was_enrolled and is_typed(joining.target))
+            own = with_arguments(job, seen.offer.arguments) if job is not None else None
+            job = own or _code(target, seen, joining.allow_code)
         assert job is not None
         pool = msgspec.structs.replace(pool, most_bytes_per_s=joining.most_bytes_per_s)
         cores = usable_cores()
@@ -67,9 +67,9 @@ def join(joining: Joining) -> int:
     return 0
 
 
-def _tell(target: Target, seen: Visit, pool: Endpoint, is_typed: bool) -> None:
+def _tell(target: Target, seen: Visit, is_typed: bool) -> None:
     where = " or ".join(shown(*address) for address in target.endpoint.addresses)
-    known = "answers with the right certificate" if pool.pin else "answers, and knows the token"
+    known = "answers with the right certificate" if seen.is_encrypted else "answers, and knows the secret"
     log.info("%s %s. Job %s%s.", where, known, _quoted(seen.offer), _width(seen))
     if is_typed:
         log.info("the invite is in your shell's history now; `wide join` alone asks for it, and does not show it")

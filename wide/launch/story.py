@@ -18,7 +18,7 @@ from typing import Any
 
 from wide.config import Options, usable_cores
 from wide.errors import Interrupted, WideError
-from wide.job.loading import split_spec
+from wide.job.loading import arguments_of, split_spec, with_arguments
 from wide.telemetry.log import log
 
 FILE = "run.json"
@@ -60,7 +60,12 @@ class Story:
     def _tell_changes(self, source: dict[str, Any] | None) -> None:
         """A run may go on with a program that was mended; but not without a word."""
         before = next((session["job"] for session in reversed(self._sessions) if session.get("job")), None)
-        if before is None or source is None or before.get("sha256") == source.get("sha256"):
+        if before is None or source is None:
+            return
+        if (old := before.get("arguments", [])) != source["arguments"]:
+            was = f"-- {' '.join(old)}" if old else "none"
+            log.warning("the job's arguments are not as they were when this run was last trained (%s)", was)
+        if before.get("sha256") == source.get("sha256"):
             return
         pairs = zip_longest(before.get("source", "").splitlines(), source.get("source", "").splitlines())
         line = next((number for number, (old, new) in enumerate(pairs, 1) if old != new), 1)
@@ -103,7 +108,8 @@ def spec_of(folder: Path) -> str:
     """Where the job of the run in that folder was, as `file.py:name`; empty if that is not known."""
     for session in reversed(_read(folder / FILE)):
         if job := session.get("job"):
-            return f"{job.get('path', job['file'])}:{job.get('name', 'job')}"
+            spec = f"{job.get('path', job['file'])}:{job.get('name', 'job')}"
+            return with_arguments(spec, job.get("arguments", []))
     return ""
 
 
@@ -122,7 +128,8 @@ def _source(spec: str) -> dict[str, Any] | None:
     if not spec:
         return None
     job, name = split_spec(spec)
-    where = {"file": str(job), "path": str(job.absolute()), "name": name}
+    where: dict[str, Any] = {"file": str(job), "path": str(job.absolute()), "name": name}
+    where["arguments"] = arguments_of(spec)
     try:
         text = job.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):

@@ -30,7 +30,7 @@ from wide.exchange.common import Common
 from wide.exchange.door import Door
 from wide.exchange.feed import Feed
 from wide.job.definition import Job
-from wide.job.loading import split_spec
+from wide.job.loading import arguments_of, split_spec
 from wide.job.model import build_model
 from wide.job.program import program_of
 from wide.job.samples import Samples
@@ -286,7 +286,8 @@ class Training:
         files = code.files if code is not None else ()
         parameters = sum(parameter.numel() for parameter in course.master.model.parameters())
         listed, main = [(name, len(data)) for name, data in files], code.main if code is not None else ""
-        offer = Offer(Path(self._origin.spec).stem, parameters, len(samples), listed, main)
+        spec = self._origin.spec
+        offer = Offer(split_spec(spec)[0].stem, parameters, len(samples), listed, main, arguments_of(spec))
         return offer, b"".join(data for _, data in files)
 
     def _began(self, run: Run) -> None:

@@ -8,6 +8,7 @@ import contextlib
 import getpass
 import os
 import random
+import re
 import socket
 import sys
 import threading
@@ -29,7 +30,7 @@ from wide.transport.connection import Connection
 from wide.transport.endpoint import Endpoint, endpoint, of_invite
 from wide.transport.introduction import Self, expect, say_hello
 from wide.wire import messages as say
-from wide.wire.frames import Destinations
+from wide.wire.frames import Destinations, Sink, no_payload
 from wide.wire.invite import PREFIX, Invite, parse
 
 VISIT_S = 30.0  # of silence
@@ -65,10 +66,11 @@ class Visit:
     bytes_per_s: float
     delay_s: float
     pools_clock_ahead_s: float
+    is_encrypted: bool
 
 
 def is_invite(text: str | None) -> bool:
-    return text is None or text == "-" or text.startswith(("@", PREFIX)) or text.lower().startswith("wide1")
+    return text is None or text == "-" or text.startswith("@") or re.match(r"wide\d+_", text.lower()) is not None
 
 
 def is_typed(text: str | None) -> bool:
@@ -103,22 +105,23 @@ def target_of(text: str | None, token_file: str | None, sockets: Sockets, is_ins
     return Target(of_invite(invite, sockets), invite)
 
 
-def enrolled(target: Target, name: str, role: str = "visitor") -> tuple[Connection, Endpoint]:
+def enrolled(target: Target, name: str, role: str, sink: Sink = no_payload) -> tuple[Connection, Endpoint]:
     """A connection that has said hello, and the endpoint with the credential by which it was let in. A machine that was
     here before comes with its own key; who was not, is given one.
     """
     memory, invite = target.memory, target.invite
     first = memory.credential or target.endpoint.credential
     try:
-        return _hello(msgspec.structs.replace(target.endpoint, credential=first), invite, name, role)
+        return _hello(msgspec.structs.replace(target.endpoint, credential=first), invite, name, role, sink)
     except Refused:
         if memory.credential is None or invite is None or invite.id == memory.invite:
             raise
-        return _hello(target.endpoint, invite, name, role)  # a new invite, for a machine that was sent away
+        return _hello(target.endpoint, invite, name, role, sink)  # a new invite, for a machine that was sent away
 
 
-def _hello(pool: Endpoint, invite: Invite | None, name: str, role: str) -> tuple[Connection, Endpoint]:
+def _hello(pool: Endpoint, invite: Invite | None, name: str, role: str, sink: Sink) -> tuple[Connection, Endpoint]:
     connection = pool.dial(VISIT_S)
+    connection.reader.allow(sink, 1 << 20, MOST_NBYTES)  # the answer may come in one breath with the proof
     try:
         known = say_hello(connection, pool.credential, Self(role, name, socket.gethostname(), os.getpid()))
     except BaseException:
@@ -134,14 +137,14 @@ def _hello(pool: Endpoint, invite: Invite | None, name: str, role: str) -> tuple
 
 def visit(target: Target, name: str) -> tuple[Visit, Endpoint]:
     """What is there, and how to come in from now on."""
-    connection, pool = enrolled(target, name)
+    room = _Room()
+    connection, pool = enrolled(target, name, "visitor", room.place_for)
     with contextlib.closing(connection):
-        room = _Room()
-        connection.reader.allow(room.place_for, 1 << 20, MOST_NBYTES)
         offer = expect(connection, say.Offer)
         ahead_s = offer.at - time.time()
         delay_s, bytes_per_s = _measure(connection)
-        return Visit(offer, room.code, bytes_per_s, delay_s, ahead_s), pool
+        is_encrypted = bool(connection.stream.binding)
+        return Visit(offer, room.code, bytes_per_s, delay_s, ahead_s, is_encrypted), pool
 
 
 class _Room:

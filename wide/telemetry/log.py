@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,18 @@ log = logging.getLogger("wide")
 log.addHandler(logging.NullHandler())
 log.propagate = False
 
+INVITE = re.compile(r"wide1_[a-z2-7]+", re.IGNORECASE)
 LEVELS = {"silent": logging.ERROR, "normal": logging.INFO, "verbose": logging.DEBUG}
+
+
+class _NoInvites(logging.Filter):
+    """An invite is a secret, wherever it came from: a path, an error, somebody's name."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        if "wide1_" in text.lower():
+            record.msg, record.args = INVITE.sub("wide1_…", text), ()
+        return True
 
 
 class _JsonLines(logging.Formatter):
@@ -48,6 +60,7 @@ def logging_to(tier: str, file: Path | None = None) -> Iterator[None]:
         handlers.append(lines)
     log.setLevel(min(level, logging.INFO))
     for handler in handlers:
+        handler.addFilter(_NoInvites())
         log.addHandler(handler)
     try:
         yield

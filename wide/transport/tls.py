@@ -83,8 +83,11 @@ class Handshake:
 
     def _say(self) -> None:
         """Less than an empty socket takes at once."""
-        if (data := self._outgoing.read()) and self._raw.send((data,)) != len(data):
-            raise ConnectionLost("the peer does not read")
+        data = memoryview(self._outgoing.read())
+        while data:
+            if not (sent := self._raw.send((data,))):
+                raise ConnectionLost("the peer does not read")
+            data = data[sent:]
 
 
 def _words(error: ssl.SSLError) -> str:

@@ -3,7 +3,7 @@
     magic "WIDE" · protocol u8 · type u8 · flags u16 · header length u32 · payload length u64 · checksum u32
     header: the message as MessagePack · payload: raw bytes, never looked at here
 
-All numbers are little-endian. The checksum covers the header; the payload is left to TCP's and TLS's own. Every
+All numbers are little-endian. The checksum covers type and header; the payload is left to TCP's and TLS's own. Every
 length is held against a limit before a byte is allocated for it.
 """
 
@@ -39,7 +39,7 @@ def encode(message: Message, payload_nbytes: int = 0, protocol: int = OLDEST) ->
     """
     header = _encode(message)
     code = CODES[type(message)]
-    return _pack(MAGIC, protocol, code, 0, len(header), payload_nbytes, zlib.crc32(header)) + header
+    return _pack(MAGIC, protocol, code, 0, len(header), payload_nbytes, zlib.crc32(header, code)) + header
 
 
 def no_payload(message: Message, payload_nbytes: int) -> Destinations:
@@ -119,7 +119,7 @@ class Reader:
             self._make_room(whole)
             return None
         header = scratch[start + FIXED_NBYTES : start + whole]
-        if zlib.crc32(header) != checksum:
+        if zlib.crc32(header, code) != checksum:
             raise ProtocolError("bad checksum", "a frame's header does not match its checksum")
         try:
             message: Message = _decoders[code](header)

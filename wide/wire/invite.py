@@ -24,7 +24,6 @@ PREFIX = "wide1_"
 VERSION = 1
 PIN_NBYTES = 20
 MOST_ADDRESSES = 8
-PATTERN = re.compile(r"wide1_[a-z2-7]+", re.IGNORECASE)
 _HEAD = struct.Struct(">BB4sIB")
 _PORT, _CRC = struct.Struct(">H"), struct.Struct(">H")
 _TAIL_NBYTES = PIN_NBYTES + SECRET_NBYTES

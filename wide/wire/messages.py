@@ -90,6 +90,7 @@ class Offer(Message, frozen=True):
     samples: int
     files: list[tuple[str, int]] = []  # name, within the job's folder, and bytes; empty: I do not send it
     main: str = ""  # which of them holds the job, and its name there
+    arguments: list[str] = []  # that the job was given
     at: float = 0.0  # what my clock says
 
 
