@@ -22,4 +22,4 @@ def make(size: str, batches_per_step: int) -> wide.Job:
     )
 
 
-globals().update({f"{size}_{count}": make(size, count) for size in host_model.WIDTHS for count in (2, 4, 10, 16)})
+globals().update({f"{size}_{count}": make(size, count) for size in host_model.WIDTHS for count in (2, 4, 10, 16, 64)})

@@ -20,6 +20,7 @@ from wide.errors import NotYet, WideError
 LOOK_S = 1.0
 BUSY_SHARE, BUSY_S, IDLE_S = 0.25, 5.0, 60.0  # others want so much of the cores, for so long; or no more, for so long
 NICENESS = 10
+UP = "the time is up for which this machine was lent"
 
 
 class Terms(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,7 +76,7 @@ class Guard:
     def look(self, wall: float) -> WideError | None:
         terms = self._terms
         if terms.until is not None and wall >= terms.until:
-            return TimeIsUp("the time is up for which this machine was lent")
+            return TimeIsUp(UP)
         if terms.most_memory and (used := own_memory()) > terms.most_memory:
             return NotYet(f"this machine's nodes use {used >> 20} MB, more than --max-memory allows")
         if terms.only_idle and self._load.is_wanted_by_others(time.monotonic()):
@@ -108,10 +109,13 @@ class Load:
         return float(others_s / (now - before[0]) / (psutil.cpu_count() or 1))
 
 
-def wait_until_idle() -> None:
+def wait_until_idle(terms: Terms) -> None:
+    """Or until there is no more time for which the machine is lent."""
     load, since = Load(), time.monotonic()
     while time.monotonic() - since < IDLE_S:
         threading.Event().wait(LOOK_S)
+        if terms.until is not None and time.time() >= terms.until:
+            raise TimeIsUp(UP)
         if (share := load.share(time.monotonic())) is not None and share > BUSY_SHARE:
             since = time.monotonic()
 

@@ -45,7 +45,7 @@ def lend(lent: Lent, terms: Terms) -> None:
             return _serve_by_children(lent, terms, count)
         except Busy as busy:
             log.info("%s: this one waits until it is idle for %.0f s", busy, IDLE_S)
-            wait_until_idle()
+            wait_until_idle(terms)
 
 
 def _count(lent: Lent) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import functools
 import os
 import signal
@@ -63,7 +64,10 @@ def serve_here(lent: Lent, terms: Terms) -> None:
 
     def send_away() -> None:
         node.why = str(guard.why)
-        os.kill(os.getpid(), signal.SIGTERM)
+        if os.name == "posix":
+            os.kill(os.getpid(), signal.SIGTERM)
+        else:  # there that would be the end of it
+            _thread.interrupt_main(signal.SIGTERM)
 
     guard = Guard(terms, send_away)
     for number in SIGNALS:
