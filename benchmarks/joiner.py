@@ -1,6 +1,6 @@
 """A node that has loaded everything before it joins, as DDP's ranks have when their clock starts. Waits for a file.
 
-python -m benchmarks.joiner READY GO ADDRESS JOB     makes the file READY, waits for GO, then is `wide join ADDRESS`
+python -m benchmarks.joiner READY GO INVITE --job JOB     makes the file READY, waits for GO, then is `wide join INVITE`
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from wide.job.loading import load
 from wide.launch import join  # noqa: F401  (loaded ahead)
 
 if __name__ == "__main__":
-    ready, go, address, job = sys.argv[1:]
-    load(job)
+    ready, go, *words = sys.argv[1:]
+    load(words[words.index("--job") + 1])
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)  # the first optimizer imports torch's compiler
     Path(ready).touch()
     while not Path(go).exists():
         time.sleep(0.01)
-    sys.exit(main(["join", address, "--job", job, "--log", "silent"]))
+    sys.exit(main(["join", *words, "--log", "silent"]))

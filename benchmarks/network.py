@@ -7,11 +7,7 @@ what follows.
 
 from __future__ import annotations
 
-import json
-import os
-import secrets
 import sqlite3
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,6 +19,7 @@ from typing import Any
 
 from benchmarks import ddp
 from benchmarks.namespaces import Host, hosts, why_not
+from benchmarks.pools import WIDE, Served
 
 MBIT = 100.0
 NODES = 4
@@ -30,7 +27,6 @@ TARGET = 0.16  # of the held-out loss; it ends at about 0.12
 SECONDS = 30.0
 LIMIT_S = 240.0
 JOB = "benchmarks/network_job.py"
-ROOT = Path(__file__).parents[1]
 
 
 def run(repeats: int, say: Callable[[str], None]) -> dict[str, Any]:
@@ -71,49 +67,20 @@ def run(repeats: int, say: Callable[[str], None]) -> dict[str, Any]:
 
 def pool(here: Host, nodes: list[Host]) -> dict[str, Any]:
     """A coordinator here, a node on each of the others, and a question to the coordinator while they train."""
-    with tempfile.TemporaryDirectory() as folder:
-        environment = os.environ | {"WIDE_TOKEN": secrets.token_hex(8), "PYTHONPATH": str(ROOT)}
-        wide, address = [sys.executable, "-m", "wide"], f"{here.address}:9433"
-        serve = [
-            *here.prefix,
-            *wide,
-            "serve",
-            JOB,
-            "--host",
-            here.address,
-            "--insecure",
-            "--json",
-            "--strategy",
-            "auto",
-        ]
-        serve += ["--seconds", str(SECONDS), "--out", f"{folder}/run", "--log", "silent"]
-        started = [subprocess.Popen(serve, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)]
-        try:
-            _until(lambda: _asked(here, address, environment)[0] == 75)
-            ready = [Path(folder) / f"ready-{i}" for i in range(len(nodes))]
-            for host, file in zip(nodes, ready, strict=True):
-                join = [
-                    *host.prefix,
-                    sys.executable,
-                    "-m",
-                    "benchmarks.joiner",
-                    str(file),
-                    f"{folder}/go",
-                    address,
-                    JOB,
-                ]
-                started.append(subprocess.Popen(join, cwd=ROOT, env=environment, text=True))
-            _until(lambda: all(file.exists() for file in ready))
-            (Path(folder) / "go").touch()
-            time.sleep(SECONDS / 3)  # asking takes some of the cores that the nodes share
-            _until(lambda: _asked(here, address, environment)[0] == 0)
-            plan, planned_at = _asked(here, address, environment)[1], time.time()
-            output, _ = started[0].communicate(timeout=LIMIT_S)
-        finally:
-            for process in started:
-                process.kill()
-                process.wait()
-        result: dict[str, Any] = json.loads(output)
+    options = ("--strategy", "auto", "--seconds", str(SECONDS))
+    with tempfile.TemporaryDirectory() as folder, closing(Served(folder, here, JOB, *options)) as served:
+        _until(lambda: _asked(served, here)[0] == 75)
+        ready = [Path(folder) / f"ready-{i}" for i in range(len(nodes))]
+        for host, file in zip(nodes, ready, strict=True):
+            served.start(
+                [*host.prefix, sys.executable, "-m", "benchmarks.joiner", str(file), f"{folder}/go", *served.how(JOB)]
+            )
+        _until(lambda: all(file.exists() for file in ready))
+        (Path(folder) / "go").touch()
+        time.sleep(SECONDS / 3)  # asking takes some of the cores that the nodes share
+        _until(lambda: _asked(served, here)[0] == 0)
+        plan, planned_at = _asked(served, here)[1], time.time()
+        result = served.result()
         with closing(sqlite3.connect(f"{folder}/run/run.db")) as db:
             return _summary(result, plan, planned_at, db)
 
@@ -134,10 +101,8 @@ def _summary(result: dict[str, Any], plan: dict[str, Any], planned_at: float, db
     }
 
 
-def _asked(here: Host, address: str, environment: dict[str, str]) -> tuple[int, dict[str, Any]]:
-    command = [*here.prefix, sys.executable, "-m", "wide", "plan", address, "--json"]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    return done.returncode, json.loads(done.stdout) if done.returncode == 0 else {}
+def _asked(served: Served, here: Host) -> tuple[int, dict[str, Any]]:
+    return served.asked([*here.prefix, *WIDE, "plan", f"@{served.folder}/run/invite", "--json"])
 
 
 def _until(condition: Callable[[], bool]) -> None:

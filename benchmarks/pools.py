@@ -22,9 +22,9 @@ class Served:
     """A pool in `folder`, on `host`. `plain`: nothing is encrypted."""
 
     def __init__(self, folder: str, host: Host, job: str, *options: str, plain: bool = False) -> None:
-        self._folder, self._plain = Path(folder), plain
-        self._environment = os.environ | {"PYTHONPATH": str(ROOT), "WIDE_LOG": "silent"}
-        self._environment |= {"XDG_STATE_HOME": f"{folder}/state", "XDG_CACHE_HOME": f"{folder}/cache"}
+        self.folder, self._plain = Path(folder), plain
+        self.environment = os.environ | {"PYTHONPATH": str(ROOT), "WIDE_LOG": "silent"}
+        self.environment |= {"XDG_STATE_HOME": f"{folder}/state", "XDG_CACHE_HOME": f"{folder}/cache"}
         serve = [
             *host.prefix,
             *WIDE,
@@ -37,14 +37,15 @@ class Served:
             f"{folder}/run",
             *options,
         ]
-        self.process = self._start([*serve, *(["--insecure"] if plain else [])])
+        self.joined: list[subprocess.Popen[str]] = []
+        self.process = self._started([*serve, *(["--insecure"] if plain else [])])
         self.address = f"{host.address}:9433"
         self.invite = self._invite()
-        self.joined: list[subprocess.Popen[str]] = []
 
-    def _start(self, command: list[str]) -> subprocess.Popen[str]:
+    def _started(self, command: list[str], **environment: str) -> subprocess.Popen[str]:
+        pipe = subprocess.PIPE
         return subprocess.Popen(
-            command, cwd=ROOT, env=self._environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            command, cwd=ROOT, env=self.environment | environment, stdout=pipe, stderr=pipe, text=True
         )
 
     def _invite(self) -> str:
@@ -58,10 +59,19 @@ class Served:
         """The words behind `wide join`."""
         if not self._plain:
             return [self.invite, "--job", job]
-        return [self.address, "--job", job, "--insecure", "--token-file", str(self._folder / "run" / "token")]
+        return [self.address, "--job", job, "--insecure", "--token-file", str(self.folder / "run" / "token")]
 
     def join(self, host: Host, job: str) -> None:
-        self.joined.append(self._start([*host.prefix, *WIDE, "join", *self.how(job)]))
+        self.start([*host.prefix, *WIDE, "join", *self.how(job)])
+
+    def start(self, command: list[str], **environment: str) -> None:
+        """Something that ends with the run."""
+        self.joined.append(self._started(command, **environment))
+
+    def asked(self, command: list[str]) -> tuple[int, dict[str, Any]]:
+        """An exit code, and what was said as JSON."""
+        done = subprocess.run(command, cwd=ROOT, env=self.environment, capture_output=True, text=True, check=False)
+        return done.returncode, json.loads(done.stdout) if done.returncode == 0 else {}
 
     def result(self) -> dict[str, Any]:
         """When the run is over; with the seconds of each step."""
@@ -71,7 +81,7 @@ class Served:
         if self.process.returncode:
             raise SystemExit(f"wide serve failed with {self.process.returncode}: {errors}")
         result: dict[str, Any] = json.loads(output)
-        with contextlib.closing(sqlite3.connect(self._folder / "run" / "run.db")) as db:
+        with contextlib.closing(sqlite3.connect(self.folder / "run" / "run.db")) as db:
             result["step_seconds"] = [seconds for (seconds,) in db.execute("SELECT seconds FROM steps ORDER BY step")]
         return result
 

@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.namespaces import Host, hosts, why_not
-from benchmarks.pools import Served
+from benchmarks.pools import WIDE, Served
 from wide.config import Sockets
 from wide.launch.keys import PoolKeys, keys_in
 from wide.telemetry.process import rss_bytes
@@ -82,12 +82,9 @@ def _from_paste(here: Host, there: Host) -> tuple[float, bool]:
         contextlib.closing(Served(folder, here, "examples/digits.py")) as served,
     ):
         began = time.time()
-        environment = served._environment | {"WIDE_INVITE": served.invite}
-        command = [*there.prefix, sys.executable, "-m", "wide", "join", "--allow-code", "any"]
-        process = subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True)
-        served.joined.append(process)
+        served.start([*there.prefix, *WIDE, "join", "--allow-code", "any"], WIDE_INVITE=served.invite)
         inside = [*here.prefix, sys.executable, "-m", "benchmarks.tls", served.invite]
-        asked = subprocess.run(inside, capture_output=True, text=True, check=True, env=served._environment)
+        asked = subprocess.run(inside, capture_output=True, text=True, check=True, env=served.environment)
         served.result()
         with contextlib.closing(sqlite3.connect(Path(folder) / "run" / "run.db")) as db:
             (first,) = db.execute("SELECT min(committed_at) FROM ledger").fetchone()

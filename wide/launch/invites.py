@@ -153,9 +153,13 @@ def _is_host(host: str) -> bool:
     """A name, or a number that is one."""
     try:
         ipaddress.ip_address(host)
+        return True
     except ValueError:
-        return ":" not in host and not re.fullmatch(r"[\d.]+", host)
-    return True
+        pass
+    try:
+        return ":" not in host and not re.fullmatch(r"[\d.]+", host) and bool(host.encode("idna"))
+    except UnicodeError:
+        return False
 
 
 def _addresses(folder: Path) -> tuple[Address, ...]:
