@@ -20,7 +20,7 @@ from tests.test_run import SLOW_LOSS, a_job
 from tests.test_serve import address_of, query, rejects, token_of
 from wide.codec.layout import Layout
 from wide.codec.pieces import cut, encode
-from wide.errors import ConnectionLost
+from wide.errors import ConnectionLost, Refused, Unreachable
 from wide.job.loading import load
 from wide.node.greeting import Identity, introduce
 from wide.transport.connection import Connection
@@ -333,3 +333,28 @@ def test_two_goodbyes_in_one_breath_are_one(tmp_path):
         goodbye = evil.encode(say.Leaving("bye"), nbytes) + bytes(nbytes)
         member.stream.send([goodbye + goodbye])
         assert until(lambda: ("bye",) in query(pool.folder, "SELECT why FROM nodes"))
+
+
+def test_what_was_said_on_one_connection_proves_nothing_on_another(pool):
+    honest = pool.line()
+    knock(honest)
+    hello = a_hello(pool.token, name="evil", nonces=honest.nonces)
+    replayed = pool.line()
+    replayed.send(say.Knock(say.PROTOCOL, honest.nonces[0]))
+    assert isinstance(replayed.wait(), say.Challenge)
+    replayed.send(hello)
+    stop = replayed.wait()
+    assert (type(stop), stop.exit_code, "wrong token" in stop.why) == (say.Stop, 77, True)
+    honest.send(hello)
+    assert isinstance(honest.wait(), say.Known)
+    assert isinstance(honest.wait(), say.Welcome)
+
+
+def test_guesses_let_nobody_in_and_fill_no_table(pool):
+    with harmless(pool):
+        for i in range(600):
+            with contextlib.suppress(ConnectionLost, Refused, Unreachable):
+                introduce(pool.line(), Identity(of_token(f"guess {i}"), "evil", 1, torch.device("cpu")), threads=1)
+                raise AssertionError("it was let in")
+    assert 0 < rejects(pool.folder).count("refused") < 100
+    assert all(name != "evil" for (name,) in query(pool.folder, "SELECT name FROM nodes"))

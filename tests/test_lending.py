@@ -266,7 +266,9 @@ def test_addresses_are_read(text, found):
     assert addresses_of(text, 9) == found
 
 
-@pytest.mark.parametrize("text", ["", ",", "a:b", "a:99999", "1.2.3", "a b", "x" * 300, "x" * 70, "a..b", "::g", ",".join("abcdefghi")])
+@pytest.mark.parametrize(
+    "text", ["", ",", "a:b", "a:99999", "1.2.3", "a b", "x" * 300, "x" * 70, "a..b", "::g", ",".join("abcdefghi")]
+)
 def test_wrong_addresses_are_refused(text):
     with pytest.raises(UsageError):
         addresses_of(text, 9)

@@ -15,6 +15,7 @@ from wide.launch import memories
 from wide.launch.code import check_consent, offered, put_down
 from wide.launch.guard import Terms
 from wide.launch.lending import Lent, lend
+from wide.launch.signals import on_signals, say_and_end
 from wide.launch.token import forget_token
 from wide.launch.visit import VARIABLE, Target, Visit, is_typed, patiently, target_of, visit
 from wide.telemetry.log import log, logging_to
@@ -44,6 +45,7 @@ class Joining:
 
 def join(joining: Joining) -> int:
     """Returns the exit code the coordinator asked for."""
+    on_signals(lambda number, frame: say_and_end(number, "left before it had joined"))
     if joining.job is not None:
         find(joining.job)
     target = target_of(joining.target, joining.token_file, joining.sockets, joining.is_insecure)

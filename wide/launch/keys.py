@@ -89,7 +89,10 @@ def _removed(path: Path) -> Iterator[None]:
 
 
 def _make(folder: Path) -> None:
-    from cryptography import x509
+    try:
+        from cryptography import x509
+    except ImportError:
+        raise UsageError("no certificate can be made without `cryptography`: pip install cryptography") from None
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import NameOID

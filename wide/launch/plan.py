@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ def is_pool(target: str) -> bool:
 
 def ask_pool(target: str, token_file: str | None, sockets: Sockets) -> dict[str, Any]:
     """What a running coordinator has measured."""
-    connection, _ = enrolled(target_of(target, token_file, sockets), "planner", role="planner")
+    connection, _ = enrolled(target_of(target, token_file, sockets), socket.gethostname(), role="planner")
     with contextlib.closing(connection):
         answer = expect(connection, Planned)
     plan: dict[str, Any] = msgspec.json.decode(answer.plan)
