@@ -431,7 +431,7 @@ def a_peers_exception_that_ends_the_loop() -> Iterator[None]:
 
 @planted
 def a_peers_words_as_they_came() -> Iterator[None]:
-    from wide.exchange import words
+    from wide.wire import words
 
     with patch.object(words, "line", str), patch.object(words, "name", str):
         yield

@@ -8,7 +8,7 @@ import dataclasses
 import pytest
 
 from tests.front import Front
-from tests.greet import NONCES, a_hello, introduced
+from tests.greet import KNOCK, NONCES, a_hello, introduced
 from wide.errors import ProtocolError, Refused
 from wide.exchange import happenings as happened
 from wide.exchange import switchboard
@@ -131,6 +131,16 @@ def test_a_revoked_machine_is_told_of_once_and_comes_no_more():
         pool.admit(machine.name, machine.secret)
 
 
+def test_a_new_invite_does_not_hide_a_revocation_and_nobody_is_counted_twice():
+    pool = Pool(uses=2)
+    machine = pool.guests.enrol("aa")
+    pool.rows = [InviteRow("aa", 100.0, 2, False, 1), InviteRow("new", 100.0, 1, False, 0)]
+    pool.revoked.append(name := machine.name.partition(" ")[2])
+    pool.admit("invite new")  # the book is read in between
+    assert pool.guests.look(1.0) == {name}
+    pool.admit()
+
+
 def test_looking_into_the_book_is_not_done_at_every_turn():
     looks = []
     guests = Guests("t", "e", ROOT, lambda: looks.append(1) or Book())
@@ -241,6 +251,48 @@ def test_who_only_visits_may_say_nothing_but_probes_and_not_for_ever(front):
     introduced(idle, front.turn, token="token", role="visitor")
     front.tick(front.now + VISIT_S + 1)
     assert idle.line.is_closed
+
+
+def test_who_hangs_up_before_it_hears_the_answer_leaves_nothing_behind(front):
+    for role in ("node", "visitor", "guest", "planner"):
+        for _ in range(70):
+            front.now += 0.05
+            caller = front.call()
+            caller.send(KNOCK)
+            front.turn()
+            nonces = (NONCES[0], caller.wait().nonce)
+            caller.send(a_hello(nonces=nonces, role=role))
+            caller.line.is_over = True  # it reads what was said, and cannot answer any more
+            front.turn()
+    assert not front.exchange.nodes
+    assert not front.exchange._board.visitors
+    assert not front.exchange.is_checking
+    by_invite(front)
+    assert len(front.exchange.nodes) == 1
+
+
+def test_one_machine_cannot_bring_nodes_without_end(front):
+    _, known = by_invite(front)
+    brought = 0
+    for i in range(400):
+        front.now += 0.03
+        caller = front.call()
+        introduced(caller, front.turn, token=known.secret, credential=f"machine {known.machine}", key=f"k{i}")
+        brought += isinstance(caller.wait(), say.Known) and isinstance(caller.wait(), say.Welcome)
+        caller.close()
+        front.turn()
+    assert 200 < brought < 300
+
+
+def test_a_guest_looks_around_and_takes_nobodys_place(front, pool):
+    offer = say.Offer("job", 10, 83, [("job.py", 4)], "job.py:job")
+    reception = front.exchange._reception
+    reception._door = dataclasses.replace(reception._door, offer=offer, code=b"pass")
+    for _ in range(5):
+        guest, known = by_invite(front, role="guest")
+        assert (known.machine, known.secret) == ("", b"")
+        assert isinstance(guest.wait(), say.Offer)
+    assert not front.happened(happened.Enrolled)
 
 
 # ── floods ───────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -313,7 +313,7 @@ def test_two_programs_are_told_apart_by_file_and_line(tmp_path, monkeypatch):
     import beside_mine  # noqa: F401
 
     ours = program_of(tmp_path / "ours" / "mine.py")
-    assert set(ours) == {"", "beside_mine.py"}
+    assert set(ours) == {"", "beside_mine.py", "--"}
     theirs = program_of(tmp_path / "theirs" / "mine.py")
     assert difference(theirs, ours) == ""
     (tmp_path / "theirs" / "mine.py").write_text("import beside_mine  \r\n\r\nx = 1\r\n\r\n")
@@ -322,5 +322,6 @@ def test_two_programs_are_told_apart_by_file_and_line(tmp_path, monkeypatch):
     assert difference(program_of(tmp_path / "theirs" / "mine.py"), ours) == (
         "your job's file is not the pool's: line 3 differs"
     )
+    assert difference(program_of(f"{tmp_path}/ours/mine.py\x1f--lr"), ours).startswith("your job's arguments")
     assert "has 4 lines, the pool's 3" in difference({"": [*ours[""], 5]}, ours)
     assert "beside_mine.py is not the pool's: line 1" in difference(ours | {"beside_mine.py": [1]}, ours)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import datetime
 import os
 import stat
+import sys
+import types
 
 import pytest
 
-from wide.errors import NotYet, ProtocolError, Refused, UsageError
+from wide.errors import ProtocolError, Refused, UsageError
 from wide.job.loading import arguments_of, split_spec, with_arguments
 from wide.job.program import files_of, program_of
 from wide.launch import guard, memories
@@ -146,12 +148,42 @@ def test_a_hash_is_of_names_contents_job_and_arguments():
     assert len({code.digest for code in (one, *others)}) == 6
 
 
+def test_no_two_programs_have_one_hash():
+    evil = b"evil()\n"
+    one = Code((("job.py", b"good"), ("z.py", b"# notes\0" + b"1\0job.py\0" + b"7\0" + evil)), "job.py:job")
+    other = Code(
+        (("job.py", evil),), "job.py:job", ("2", "job.py", "4", "goodz.py", str(len(one.files[1][1])), "# notes")
+    )
+    assert one.digest != other.digest
+
+
+def test_a_job_behind_a_link_is_sent_under_its_own_name(tmp_path):
+    job = a_folder(tmp_path, {"job.py": "x = 1\n"})
+    (tmp_path / "link.py").symlink_to(job)
+    assert code_of(str(tmp_path / "link.py")).main == "job.py:job"
+
+
+def test_a_python_that_is_installed_in_the_jobs_folder_is_not_sent(tmp_path, monkeypatch):
+    job = a_folder(tmp_path, {"job.py": "import json, mine\n", "env/lib/json.py": "", "mine.py": "", "json.py": ""})
+    monkeypatch.setattr("wide.job.program.PYTHONS", {job.parent / "env" / "lib"})
+    monkeypatch.setitem(sys.modules, "some.json", types.SimpleNamespace(__file__=str(job.parent / "env/lib/json.py")))
+    assert sorted(files_of(job)) == ["job.py", "json.py", "mine.py"]
+
+
+def test_names_that_would_fool_a_reader_are_refused():
+    for name in ("x\x9b31m.py", "a\u202eyp.py"):
+        with pytest.raises(ProtocolError):
+            offered(*an_offer((("job.py", b""), (name, b""))))
+
+
 def test_without_consent_nothing_runs():
     code = Code((("job.py", b"a"),), "job.py:job")
     with pytest.raises(Refused, match=f"--allow-code {code.digest[:16]} says yes"):
         check_consent(code, None, ())
     for allowed, remembered in (("any", ()), (code.digest[:16], ()), (None, (code.digest,)), (code.digest.upper(), ())):
         check_consent(code, allowed, remembered)
+    with pytest.raises(Refused, match="it has changed"):
+        check_consent(code, "0" * 64, (code.digest,))  # who names a hash means that one
     with pytest.raises(Refused, match="it has changed"):
         check_consent(code, "0" * 64, ())
     with pytest.raises(UsageError):
@@ -172,7 +204,7 @@ def test_a_machine_remembers_its_key_and_what_it_allowed():
     assert stat.S_IMODE(memories._path(pin).stat().st_mode) == 0o600
 
 
-@pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"machine": 7}', bytes(100)])
+@pytest.mark.parametrize("text", [b'{"machine": "\xff"}', b"", b"{", b"[]", b'{"machine": 7}', bytes(100)])
 def test_a_memory_that_cannot_be_read_is_none(text):
     memories.remember(bytes(20), Memory("id", b"s"))
     memories._path(bytes(20)).write_bytes(text)
@@ -202,7 +234,7 @@ def test_a_guard_says_why_nodes_have_to_go(monkeypatch):
     monkeypatch.setattr(guard, "own_memory", lambda: 100 << 20)
     assert isinstance(Guard(Terms(until=50.0), lambda: None).look(50.0), TimeIsUp)
     assert Guard(Terms(until=50.0), lambda: None).look(49.0) is None
-    assert isinstance(Guard(Terms(most_memory=99 << 20), lambda: None).look(0.0), NotYet)
+    assert isinstance(Guard(Terms(most_memory=99 << 20), lambda: None).look(0.0), Refused)
     assert Guard(Terms(most_memory=101 << 20), lambda: None).look(0.0) is None
 
 
@@ -260,6 +292,7 @@ def test_wrong_times_are_refused(text):
         ("pool.lab:80", (("pool.lab", 80),)),
         ("10.0.0.1, [::1]:7", (("10.0.0.1", 9), ("::1", 7))),
         ("2001:db8::1", (("2001:db8::1", 9),)),
+        ("[::1]", (("::1", 9),)),
     ],
 )
 def test_addresses_are_read(text, found):
@@ -267,7 +300,8 @@ def test_addresses_are_read(text, found):
 
 
 @pytest.mark.parametrize(
-    "text", ["", ",", "a:b", "a:99999", "1.2.3", "a b", "x" * 300, "x" * 70, "a..b", "::g", ",".join("abcdefghi")]
+    "text",
+    ["", ",", "a:b", "a:99999", "a:0", "1.2.3", "a b", "x" * 300, "x" * 70, "a..b", "::g", ",".join("abcdefghi")],
 )
 def test_wrong_addresses_are_refused(text):
     with pytest.raises(UsageError):

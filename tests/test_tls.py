@@ -6,14 +6,13 @@ import random
 import socket
 import ssl
 import threading
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 
 import pytest
 
 from wide.config import Sockets
-from wide.errors import ConnectionLost, ProtocolError, Refused, Unreachable, VersionMismatch
+from wide.errors import ConnectionLost, ProtocolError, Refused, Unreachable, VersionMismatch, WrongPool
 from wide.launch.keys import keys_in
-from wide.transport import endpoint as dialling
 from wide.transport import tls
 from wide.transport.connection import Connection
 from wide.transport.endpoint import Endpoint
@@ -112,6 +111,27 @@ def test_what_was_changed_on_the_way_ends_the_connection(keys):
         pool.receive_into(memoryview(bytearray(9)))
 
 
+def test_what_came_before_a_broken_record_is_read_and_then_it_is_over(keys):
+    node, pool = two_ends(keys)
+    node.send([b"knock"])
+    pool._raw.arrive(bytes.fromhex("1703030020") + bytes(32))
+    room = memoryview(bytearray(99))
+    assert pool.receive_into(room) == 5
+    with pytest.raises(ConnectionLost):
+        pool.receive_into(room)
+    with pytest.raises(ConnectionLost):
+        pool.send([b"an answer"])
+
+
+def test_a_goodbye_of_tls_itself_ends_the_connection_in_words(keys):
+    node, pool = two_ends(keys)
+    with suppress(ssl.SSLWantReadError):
+        node._tls.unwrap()
+    node._raw.send([node._outgoing.read()])
+    with pytest.raises(ConnectionLost, match="closed"):
+        pool.receive_into(memoryview(bytearray(9)))
+
+
 def test_what_the_network_does_not_take_is_sealed_once_and_offered_again(keys):
     node, pool = two_ends(keys)
     node._raw.most_nbytes = 0
@@ -159,7 +179,7 @@ def listening(keys, monkeypatch, is_own=False, is_insecure=False):
                 if key == "callers":
                     if (call := listener.accept()) is not None:
                         hub.register(call.stream, call)
-                elif reads:
+                elif reads and not key.stream.is_closed:
                     react(key, lines)
 
     def react(key, lines):
@@ -177,7 +197,7 @@ def listening(keys, monkeypatch, is_own=False, is_insecure=False):
         except ProtocolError as error:
             problems.append(error.reason)
             if error.reason == "not encrypted":
-                Connection(key.stream).send(say.Stop(str(error), 77, must_encrypt=True))
+                Connection(key.stream).send(say.Stop(str(error), 77))
             hub.unregister(key.stream)
             key.close()
         except ConnectionLost:
@@ -211,22 +231,13 @@ def test_another_machine_is_answered_over_tls_and_only_so(keys, monkeypatch):
         assert problems == ["not encrypted"]
 
 
-def test_this_machines_own_callers_stay_plain_and_may_encrypt(keys, monkeypatch):
+def test_this_machines_own_callers_may_be_plain_but_not_with_an_invite(keys, monkeypatch):
     with listening(keys, monkeypatch, is_own=True) as (port, problems):
-        with closing(an_endpoint(port, keys).dial(5.0)) as connection:
+        with closing(an_endpoint(port).dial(5.0)) as connection:
             assert connection.stream.binding == b""
-        with closing(an_endpoint(port, keys)._answered(("127.0.0.1", port), 5.0, encrypts=True)) as connection:
-            assert connection.stream.binding == keys.binding, "a tunnel from elsewhere ends on this machine, too"
-        assert not problems
-
-
-def test_who_takes_a_tunnel_for_this_machine_is_told_to_encrypt(keys, monkeypatch):
-    with listening(keys, monkeypatch) as (port, problems):
-        is_dialled = property(lambda stream: stream._sock.getsockname()[1] != port)
-        monkeypatch.setattr(dialling.TcpStream, "is_own", is_dialled)
         with closing(an_endpoint(port, keys).dial(5.0)) as connection:
-            assert connection.stream.binding == keys.binding
-        assert problems == ["not encrypted"]
+            assert connection.stream.binding == keys.binding, "what seems to be this machine may be a tunnel"
+        assert not problems
 
 
 def test_another_certificate_than_the_invites_is_told_nothing(keys, monkeypatch, tmp_path):
@@ -277,6 +288,21 @@ def test_of_several_addresses_the_one_that_answers_is_taken(keys, monkeypatch):
             others = (nobody, ("127.0.0.1", silent.getsockname()[1]), ("no.such.host.invalid", 1))
             with closing(an_endpoint(port, keys, *others).dial(5.0)) as connection:
                 assert connection.stream.binding == keys.binding
+
+
+def test_an_address_that_is_another_pools_is_passed_over(keys, monkeypatch, tmp_path):
+    other = keys_in(tmp_path)
+    with listening(other, monkeypatch) as (wrong, _):
+        with pytest.raises(WrongPool):
+            an_endpoint(wrong, keys).dial(5.0)
+        with socket.create_server(("127.0.0.1", 0)) as gone:
+            nobody = ("127.0.0.1", gone.getsockname()[1])
+        with pytest.raises(Unreachable):
+            an_endpoint(wrong, keys, nobody).dial(5.0)  # the pool may come back there
+        with listening(keys, monkeypatch) as (right, _):
+            connection = an_endpoint(wrong, keys, ("127.0.0.1", right)).dial(5.0)
+            assert connection.stream.binding == keys.binding
+            connection.close()
 
 
 def test_if_nobody_answers_every_address_is_named(keys):

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from tests.front import Front
 from wide.exchange import happenings as happened
-from wide.exchange import words
-from wide.exchange.words import DETAILS_CHARS, LINE_CHARS, NAME_CHARS
 from wide.wire import messages as say
+from wide.wire import words
+from wide.wire.words import DETAILS_CHARS, LINE_CHARS, NAME_CHARS
 
 EVIL = {
     "an escape sequence": "\x1b[2J\x1b[31mred",

@@ -61,8 +61,12 @@ class Refused(WideError):
     exit_code = 77
 
 
-class NotEncrypted(Refused):
-    """The coordinator takes this side for another machine, and hears it only if it encrypts what it says."""
+class OtherProgram(Refused):
+    """The node's code, or its arguments, are not the pool's: what the pool sends now may be."""
+
+
+class WrongPool(Refused):
+    """Whoever answers has another certificate than the invite's."""
 
 
 class Interrupted(WideError):

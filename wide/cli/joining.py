@@ -6,6 +6,7 @@ import argparse
 import datetime
 import os
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,51 +41,55 @@ def add_commands(commands: Any) -> None:
     revoke.set_defaults(call=_revoke)
 
 
-def _add_join(join: argparse.ArgumentParser) -> None:
-    join.add_argument("target", metavar="INVITE", nargs="?", help=f"{INVITE_HELP}. Or HOST:PORT, with a token")
-    join.add_argument("--job", metavar="FILE", help="your own copy of the job, instead of the code that the pool sends")
-    join.add_argument("--allow-code", metavar="HASH|any", help="run the pool's code if it has this sha256, unasked")
-    join.add_argument("--token-file", metavar="FILE", help="with HOST:PORT: the pool's token (or set WIDE_TOKEN)")
-    join.add_argument("--name", help="how this machine is called in the pool (default: its host name)")
-    join.add_argument("--nodes", metavar="N|auto", help="nodes on this machine (default: 1; auto: one for each core)")
-    join.add_argument("--threads", metavar="N", help="use at most so many cores")
-    join.add_argument("--device", metavar="auto|cpu|cuda:0|mps", help="where to compute (default: auto)")
-    join.add_argument("--max-memory", metavar="SIZE", help="leave, should the nodes use more than this: 8G")
-    join.add_argument("--max-rate", metavar="MBIT", help="megabits a second, each way, for each node")
-    join.add_argument("--until", metavar="HH:MM", help="leave at this time, with all work handed in")
-    join.add_argument("--nice", action="store_true", help="let other programs go first")
-    join.add_argument("--only-idle", action="store_true", help="only while nobody else uses this machine")
-    join.add_argument("--log", metavar="silent|normal|verbose", help="how much is said on stderr (default: normal)")
-    join.add_argument("--socket", metavar="KEY=VALUE,…", help=SOCKET_HELP)
-    join.add_argument("--insecure", action="store_true", help="HOST:PORT may be another machine, unencrypted")
-    join.add_argument(
+def _add_join(command: argparse.ArgumentParser) -> None:
+    command.add_argument("target", metavar="INVITE", nargs="?", help=f"{INVITE_HELP}. Or HOST:PORT, with a token")
+    command.add_argument(
+        "--job", metavar="FILE", help="your own copy of the job, instead of the code that the pool sends"
+    )
+    command.add_argument("--allow-code", metavar="HASH|any", help="run the pool's code if it has this sha256, unasked")
+    command.add_argument("--token-file", metavar="FILE", help="with HOST:PORT: the pool's token (or set WIDE_TOKEN)")
+    command.add_argument("--name", help="how this machine is called in the pool (default: its host name)")
+    command.add_argument(
+        "--nodes", metavar="N|auto", help="nodes on this machine (default: 1; auto: one for each core)"
+    )
+    command.add_argument("--threads", metavar="N", help="use at most so many cores")
+    command.add_argument("--device", metavar="auto|cpu|cuda:0|mps", help="where to compute (default: auto)")
+    command.add_argument("--max-memory", metavar="SIZE", help="leave, should the nodes use more than this: 8G")
+    command.add_argument("--max-rate", metavar="MBIT", help="megabits a second, each way, for each node")
+    command.add_argument("--until", metavar="HH:MM", help="leave at this time, with all work handed in")
+    command.add_argument("--nice", action="store_true", help="let other programs go first")
+    command.add_argument("--only-idle", action="store_true", help="only while nobody else uses this machine")
+    command.add_argument("--log", metavar="silent|normal|verbose", help="how much is said on stderr (default: normal)")
+    command.add_argument("--socket", metavar="KEY=VALUE,…", help=SOCKET_HELP)
+    command.add_argument("--insecure", action="store_true", help="HOST:PORT may be another machine, unencrypted")
+    command.add_argument(
         "--retry",
         metavar="S",
         help="how long to look for a coordinator that is not there, or went away (default: 3600; 0: leave at once)",
     )
-    join.set_defaults(call=_join)
+    command.set_defaults(call=join)
 
 
-def _join(arguments: argparse.Namespace) -> int:
+def join(arguments: argparse.Namespace) -> int:
+    from wide.launch import join as joined
     from wide.launch.guard import Terms, until_of
-    from wide.launch.join import RETRY_S, Joining, join
 
     given = {name: getattr(arguments, name) for name in ("device", "log", "socket")}
     environ = {name: os.environ.get(name, "") for name in ("WIDE_DEVICE", "WIDE_LOG", "WIDE_SOCKET")}
     options = resolve(given, environ)  # a node has no other options of a run
     now = datetime.datetime.now()
     terms = Terms(
-        nodes=None if arguments.nodes == "auto" else _whole("--nodes", arguments.nodes, MOST_NODES, 1),
+        nodes=None if arguments.nodes == "auto" else _whole("--nodes", arguments.nodes, MOST_NODES, 1, " or auto"),
         cores=_whole("--threads", arguments.threads, MOST_CORES, 0),
         most_memory=_parsed("--max-memory", arguments.max_memory, _memory, "a size such as 500M or 8G", 0),
         until=_parsed("--until", arguments.until, lambda text: until_of(text, now), "a time such as 18:30", None),
         is_nice=arguments.nice,
         only_idle=arguments.only_idle,
     )
-    retry_s = _parsed("--retry", arguments.retry, float, "a number of seconds", RETRY_S)
+    retry_s = _parsed("--retry", arguments.retry, _seconds, "a number of seconds", joined.RETRY_S)
     rate = _parsed("--max-rate", arguments.max_rate, _rate, "a number of megabits a second, above 0", 0.0)
-    return join(
-        Joining(
+    return joined.join(
+        joined.Joining(
             arguments.target,
             arguments.job,
             arguments.token_file,
@@ -108,14 +113,16 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
 
 def _invite(arguments: argparse.Namespace) -> int:
-    from wide.cli.main import DEFAULT_PORT
-    from wide.launch.invites import EXPIRES_S, USES, addresses_of, make_invite, seconds_of
+    from wide.launch.invites import EXPIRES_S, USES, addresses_of, listening_in, make_invite, seconds_of
 
-    places = addresses_of(arguments.address, DEFAULT_PORT) if arguments.address else ()
+    folder = Path(arguments.run)
+    places = addresses_of(arguments.address, listening_in(folder).port) if arguments.address else ()
     expires_s = seconds_of(arguments.expires) if arguments.expires else EXPIRES_S
     uses = _whole("--uses", arguments.uses, MOST_USES, USES)
-    invite = make_invite(Path(arguments.run), expires_s, uses, _line(arguments.name), places)
-    print(f"invite {invite.id}, for {uses} machine{'s' * (uses != 1)}; this line is a secret:", file=sys.stderr)
+    invite = make_invite(folder, expires_s, uses, _line(arguments.name), places)
+    until = time.strftime("%Y-%m-%d %H:%M", time.localtime(invite.expires_at))
+    count = f"{uses} machine{'s' * (uses != 1)}"
+    print(f"invite {invite.id}, for {count}, until {until}; this line is a secret:", file=sys.stderr)
     print(f"wide join {invite.encode()}", flush=True)
     return 0
 
@@ -143,13 +150,13 @@ def _parsed(option: str, text: str | None, parse: Callable[[str], Any], expected
         raise UsageError(f"{option} {text}: expected {expected}") from None
 
 
-def _whole(option: str, text: str | None, most: int, default: int) -> int:
+def _whole(option: str, text: str | None, most: int, default: int, otherwise: str = "") -> int:
     def parse(text: str) -> int:
         if not (text.isascii() and text.isdigit() and 0 < int(text) <= most):
             raise ValueError
         return int(text)
 
-    number: int = _parsed(option, text, parse, f"a whole number from 1 to {most}", default)
+    number: int = _parsed(option, text, parse, f"a whole number from 1 to {most}{otherwise}", default)
     return number
 
 
@@ -158,6 +165,12 @@ def _memory(text: str) -> int:
     if not nbytes:
         raise ValueError
     return nbytes
+
+
+def _seconds(text: str) -> float:
+    if not 0 <= (seconds := float(text)) < 1e9:
+        raise ValueError
+    return seconds
 
 
 def _rate(text: str) -> float:

@@ -5,21 +5,24 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import signal
 import sys
 from typing import Any, NoReturn
 
 from wide import __version__
-from wide.cli.joining import add_commands
+from wide.cli.joining import add_commands, join
 from wide.config import SOCKET_HELP, Options, resolve
 from wide.errors import UsageError, WideError
+from wide.telemetry.log import without_invites
 
 DEFAULT_PORT = 9433  # W I D E on a telephone
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message} (see `{self.prog} --help`)")
+        hint = "; a job's own arguments stand behind --" if "unrecognized" in message else ""
+        raise UsageError(f"{re.sub('@/dev/fd/[0-9]+', 'wide1_…', message)} (see `{self.prog} --help`{hint})")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -37,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
         verbose = getattr(arguments, "log", None) == "verbose" or os.environ.get("WIDE_LOG") == "verbose"
         if verbose and error.details:
             print(error.details, file=sys.stderr)
-        print(f"wide: {error}", file=sys.stderr)
+        print(f"wide: {without_invites(str(error))}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("wide: interrupted", file=sys.stderr)
@@ -53,9 +56,9 @@ def _divided(words: list[str]) -> tuple[list[str], list[str]]:
 def _give(arguments: argparse.Namespace, words: list[str]) -> None:
     from wide.job.loading import with_arguments
 
-    name = {_run: "job", _serve: "job", _plan: "target"}.get(arguments.call)
-    if name is None:
-        raise UsageError("what stands behind -- is for a job: only run, serve and plan have one")
+    name = {_run: "job", _serve: "job", _plan: "target", join: "job"}.get(arguments.call)
+    if name is None or getattr(arguments, name) is None:
+        raise UsageError("what stands behind -- is for a job: run, serve, plan and join --job have one")
     setattr(arguments, name, with_arguments(getattr(arguments, name), words))
 
 
@@ -161,9 +164,11 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _serve(arguments: argparse.Namespace) -> int:
     options = _options(arguments, port=DEFAULT_PORT)
-    from wide.launch.serve import serve
+    from wide.launch.serve import Serving, serve
 
-    result = serve(arguments.job, options, arguments.token_file, arguments.address)
+    host = options.host if arguments.host or os.environ.get("WIDE_HOST") else None
+    port = options.port if arguments.port or os.environ.get("WIDE_PORT") else None
+    result = serve(arguments.job, options, Serving(arguments.token_file, host, port, arguments.address))
     _report(result, arguments.json, options)
     return 0
 

@@ -19,6 +19,7 @@ from wide.telemetry.totals import NodeTotals, Part
 FLUSH_S = 0.25
 SERIES_S, SERIES_NODES = 1.0, 64  # a point a second; of more nodes than this, so much less often
 SETTLE_S = 30.0
+MACHINE = "INSERT OR IGNORE INTO machines VALUES (?, ?, ?, ?, ?, NULL)"
 SERIES = ("batches", "bytes_sent", "bytes_received", "compute_s", "codec_s", "network_s", "rss_bytes")
 
 
@@ -94,7 +95,7 @@ class Record:
         return bool(self.db.read("SELECT 1 FROM evaluations WHERE step = ?", step))
 
     def enrolled(self, machine: str, name: str, address: str, invite: str) -> None:
-        self.db.insert("machines", [(machine, name, address, invite, self._clock.wall(), None)])
+        self.db.write(MACHINE, [(machine, name, address, invite, self._clock.wall())])
 
     def node_joined(self, node: int, name: str, host: str, pid: int, machine: str = "", address: str = "") -> None:
         self.parts.setdefault(node, Part(name, pid))
@@ -102,6 +103,7 @@ class Record:
         self.db.insert("nodes", [(node, name, host, self._clock.wall(), None, None)])
         if machine:
             self.db.insert("visits", [(node, machine, address, self._clock.wall())])
+            self.db.write(MACHINE, [(machine, name, address, "", self._clock.wall())])  # if a crash has lost it
 
     def node_left(self, node: int, why: str) -> None:
         rows = [(self._clock.wall(), why, node)]

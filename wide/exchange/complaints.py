@@ -7,13 +7,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from wide.errors import ProtocolError, WideError
-from wide.exchange import words
+from wide.errors import ProtocolError, Refused, WideError
 from wide.exchange.happenings import Rejected
+from wide.wire import words
 
 ROWS_BURST, ROWS_PER_S = 32.0, 0.1
 SUMMED_UP_S = 30.0
-MOST_KINDS = 256  # of address and reason; what is beyond that is of "others"
+MOST_KINDS = 64  # of address and reason; what is beyond that is of "others"
 OTHERS = "others"
 
 
@@ -47,4 +47,6 @@ class Complaints:
 
 def reason_of(error: WideError) -> str:
     """One countable word or two."""
-    return error.reason if isinstance(error, ProtocolError) else type(error).__name__.lower()
+    if isinstance(error, ProtocolError):
+        return error.reason
+    return "refused" if isinstance(error, Refused) else type(error).__name__.lower()

@@ -6,14 +6,14 @@ import socket
 from dataclasses import dataclass, field
 
 from wide.codec.layout import difference
-from wide.errors import Refused
+from wide.errors import OtherProgram, Refused
 from wide.exchange.guests import Guests
 from wide.job.program import Program
 from wide.job.program import difference as program_difference
 from wide.wire.messages import Hello, Offer, Ready, Tensor
 from wide.wire.proof import Credential
 
-ROLES = ("node", "evaluator", "planner", "visitor")
+ROLES = ("node", "evaluator", "planner", "guest", "visitor")
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Door:
     def check_program(self, ready: Ready) -> None:
         """A stale copy of a file trains something else without a word."""
         if differs := program_difference(ready.program, self.program):
-            raise Refused(f"{differs}; copy the pool's files to this machine")
+            raise OtherProgram(f"{differs}; copy the pool's files to this machine, or join without --job")
 
     def has_data(self, ready: Ready, samples: int, probes: list[tuple[int, str]]) -> tuple[bool, str]:
         """Can it look up samples itself? Otherwise batches are streamed to it, if that is allowed; and why. `probes`

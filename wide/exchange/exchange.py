@@ -25,6 +25,7 @@ from wide.errors import (
     ConnectionLost,
     NotRepeatable,
     NotYet,
+    OtherProgram,
     ProtocolError,
     Refused,
     TrainingFailed,
@@ -32,7 +33,6 @@ from wide.errors import (
     WideError,
 )
 from wide.exchange import happenings as happened
-from wide.exchange import words
 from wide.exchange.common import Common
 from wide.exchange.complaints import Complaints, reason_of
 from wide.exchange.delivery import Assignment, Delivery
@@ -52,6 +52,7 @@ from wide.telemetry.snapshot import LinkView
 from wide.telemetry.totals import Traffic
 from wide.transport.hub import CALLERS, RUNG, Hub
 from wide.wire import messages as say
+from wide.wire import words
 
 TOLD_EVERY_S = 1.0
 LOOKED_AT, ROUND = 64, 16  # so many peers are looked at in one tick; if there are more, all of them in so many ticks
@@ -189,7 +190,7 @@ class Exchange:
         is_news = not peer.node and self._now() - self._told_at > TOLD_EVERY_S  # of nodes we will hear that they left
         self._told_at = self._now()
         log.log(logging.INFO if is_news else logging.DEBUG, "dropped %s: %s", peer.name or peer.address, why)
-        self._board.say_goodbye(peer, why, error.exit_code)
+        self._board.say_goodbye(peer, why, error.exit_code, isinstance(error, OtherProgram))
         self._lost(peer, why, died=False)
 
     def close(self, why: str, code: int, comes_back: bool = False) -> None:

@@ -11,6 +11,7 @@ import ipaddress
 from dataclasses import dataclass, field
 
 ALL_PER_S, ALL_BURST = 200.0, 400.0
+AWAY_PER_S, AWAY_BURST = 1000.0, 100.0  # that are sent away, which is cheap, but not free
 HOST_PER_S, HOST_BURST = 40.0, 256.0
 MOST_HOSTS = 4096  # that are remembered; who has not called for the longest is forgotten first
 
@@ -42,24 +43,27 @@ class Gate:
 
     now: float
     _all: Bucket = field(init=False)
+    _away: Bucket = field(init=False)
     _hosts: dict[str, Bucket] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._all = Bucket(ALL_PER_S, ALL_BURST, ALL_BURST, self.now)
+        self._away = Bucket(AWAY_PER_S, AWAY_BURST, AWAY_BURST, self.now)
 
     def is_open(self, now: float) -> bool:
         """May anybody come? Otherwise it is best not to look who is there."""
-        return self._all.fill(now) >= 1
+        return self._all.fill(now) >= 1 and self._away.fill(now) >= 1
 
     def may_come(self, host: str, now: float) -> bool:
-        """Somebody is there."""
-        self._all.take(now)
+        """Somebody is there. Who is sent away takes nothing from what others may."""
         host = neighbourhood(host)
         bucket = self._hosts.pop(host, None) or Bucket(HOST_PER_S, HOST_BURST, HOST_BURST, now)
         self._hosts[host] = bucket
         if len(self._hosts) > MOST_HOSTS:
             del self._hosts[next(iter(self._hosts))]
-        return bucket.take(now)
+        may = bucket.take(now)
+        (self._all if may else self._away).take(now)
+        return may
 
 
 def neighbourhood(host: str) -> str:

@@ -44,6 +44,7 @@ class Guests:
         self._root, self._read = root, read
         self._book = read()
         self._enrolled: Counter[str] = Counter()  # by invite, and not in the book yet
+        self._news: frozenset[str] = frozenset()  # machines that were revoked, and nobody was told
         self._looked_at = float("-inf")
 
     def look(self, now: float) -> frozenset[str]:
@@ -51,13 +52,18 @@ class Guests:
         if not self._root or now - self._looked_at < LOOK_S:
             return frozenset()
         self._looked_at = now
+        self._refresh()
+        news, self._news = self._news, frozenset()
+        return news
+
+    def _refresh(self) -> None:
+        """What was written since the last time: machines that are counted there need not be counted here."""
         before, self._book = self._book, self._read()
         for name, count in list(self._enrolled.items()):
-            if name not in before.invites or name not in self._book.invites:
-                continue
-            written = self._book.invites[name].machines - before.invites[name].machines
-            self._enrolled[name] = max(0, count - written)
-        return self._book.revoked - before.revoked
+            if name in self._book.invites:
+                known = before.invites[name].machines if name in before.invites else 0
+                self._enrolled[name] = max(0, count - (self._book.invites[name].machines - known))
+        self._news |= self._book.revoked - before.revoked
 
     def admit(self, hello: Hello, nonces: tuple[bytes, bytes] | None, binding: bytes, wall: float) -> Credential:
         """The secret that it has proven to know. What is wrong with an invite is told only to who has it."""
@@ -91,7 +97,7 @@ class Guests:
 
     def _check(self, name: str, wall: float) -> None:
         if name not in self._book.invites:
-            self._book = self._read()  # it may have been made a moment ago
+            self._refresh()  # it may have been made a moment ago
         row = self._book.invites.get(name)
         if row is None:
             raise Refused("the pool does not know this invite any more: ask for a new one (`wide invite RUN`)")
@@ -100,7 +106,8 @@ class Guests:
         if wall >= row.expires_at:
             raise Refused("this invite has expired: ask for a new one (`wide invite RUN`)")
         if row.machines + self._enrolled[name] >= row.uses:
-            raise Refused(f"this invite is used up ({row.uses} machines): ask for a new one (`wide invite RUN`)")
+            count = f"{row.uses} machine{'s' * (row.uses != 1)}"
+            raise Refused(f"this invite is used up ({count}): ask for a new one (`wide invite RUN`)")
 
 
 WRONG = {

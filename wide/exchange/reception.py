@@ -11,11 +11,11 @@ import msgspec
 
 from wide.codec.layout import Flat, Layout
 from wide.codec.pieces import MOST_PART_NBYTES
-from wide.errors import Absent, NotRepeatable, ProtocolError, Refused, VersionMismatch, WideError
-from wide.exchange import words
+from wide.errors import Absent, NotRepeatable, NotYet, ProtocolError, Refused, VersionMismatch, WideError
 from wide.exchange.common import Common
 from wide.exchange.door import Door
 from wide.exchange.feed import Feed
+from wide.exchange.gate import Bucket
 from wide.exchange.happenings import Enrolled, EvaluatorReady, Happening, Joined, PlanAsked, Ready
 from wide.exchange.peer import Peer
 from wide.exchange.probe import LOAD, PROBE_NBYTES, Probing
@@ -24,12 +24,16 @@ from wide.telemetry.clock import Clock
 from wide.telemetry.log import log
 from wide.telemetry.totals import Traffic
 from wide.wire import messages as say
+from wide.wire import words
 from wide.wire.frames import Destinations, Sink, no_payload
 from wide.wire.proof import Credential, nonce, proof
 
+ENROLS, ONLY_ASK = ("node", "visitor"), ("planner", "guest", "visitor")
 EVALUATOR = -1  # its place among the nodes
 CHECKERS, WATCHES = 2, 3  # so many nodes try the job before they begin; what all others are told
 CHECK_S = 60.0  # for so long the others wait for them
+MOST_NODES, NODES_PER_S = 256.0, 0.2  # that one machine may bring, and how many more in time
+MOST_BUILDS = 32  # kinds of machines that are told of
 MOST_ECHOES = 16  # for one visitor
 HEADER_LIMIT = 1 << 20  # a model of 10,000 tensors describes itself in less
 
@@ -61,6 +65,8 @@ class Reception:
         self._checkers, self._is_checked = 0, False  # nodes that were asked to try the job; has one of them done so?
         self._asked, self._asked_at = 0, math.inf  # of them, all in all; when the first one was
         self._check = ""  # what the first of them found
+        self._builds: set[str] = set()  # that were told of
+        self._newcomers: dict[str, Bucket] = {}  # how many nodes a machine may bring
         self.last_node = max(traffic, default=0)
 
     def hello(
@@ -71,18 +77,28 @@ class Reception:
             raise ProtocolError("out of order", "a second hello")
         credential = self._door.admit(hello, peer.nonces, peer.connection.stream.binding, self._clock.wall())
         enrolled = self._prove(peer, hello, credential)
-        if hello.role in ("planner", "visitor"):
+        if peer.is_closed:  # it was gone before it heard that
+            return enrolled
+        if hello.role in ONLY_ASK:
             return [*enrolled, *self._receive(peer, hello)]
         peer.is_evaluator = hello.role == "evaluator"
         number = EVALUATOR if peer.is_evaluator else self._known.get((peer.machine_id, hello.key), 0)
         if (former := self._board.peers.get(number)) is not None:
             dismiss(former, Absent("came back", "it came back by another connection"))
         if not number:
+            self._count(peer.machine_id)
             number = self.last_node = self.last_node + 1
         peer.node, peer.name = number, self._name(words.name(hello.name), number)
         self._board.seat(peer)
         peer.connection.reader.allow(sink, HEADER_LIMIT, self._payload_limit)
         return enrolled if peer.is_evaluator else [*enrolled, self._register(peer, hello)]
+
+    def _count(self, machine: str) -> None:
+        """A machine may bring many nodes, but not without end: each is remembered."""
+        now = self._now()
+        bucket = self._newcomers.setdefault(machine, Bucket(NODES_PER_S, MOST_NODES, MOST_NODES, now))
+        if machine and not bucket.take(now):
+            raise NotYet("this machine brings too many nodes: one by one")
 
     def knock(self, peer: Peer, knock: say.Knock) -> None:
         """Somebody is there, and wants to know how to prove who it is."""
@@ -100,8 +116,8 @@ class Reception:
         assert peer.nonces is not None
         mine = proof(credential.secret, "pool", credential.name, peer.nonces, peer.connection.stream.binding)
         kind, _, name = credential.name.partition(" ")
-        if kind != "invite":
-            peer.machine_id = name
+        if kind != "invite" or hello.role not in ENROLS:
+            peer.machine_id = name if kind == "machine" else ""
             self._board.send(peer, say.Known(mine))
             return []
         machine = self._door.guests.enrol(name)
@@ -147,9 +163,15 @@ class Reception:
         peer.is_on_this_machine = self._door.is_here(hello, peer.is_own)
         peer.machine, peer.cores = hello.machine, hello.cores
         peer.is_alike = hello.build == self._door.build
-        if not peer.is_alike:
-            theirs, ours = words.line(hello.build), self._door.build
-            log.warning("node %s runs on %s, this coordinator on %s: bits may differ", peer.name, theirs, ours)
+        if (
+            not peer.is_alike
+            and len(self._builds) < MOST_BUILDS
+            and (theirs := words.line(hello.build)) not in self._builds
+        ):
+            self._builds.add(theirs)
+            log.warning(
+                "node %s runs on %s, this coordinator on %s: bits may differ", peer.name, theirs, self._door.build
+            )
         traffic = peer.traffic = self.traffic.setdefault(peer.node, Traffic())
         peer.bytes_before = (traffic.bytes_sent, traffic.bytes_received, traffic.raw_bytes)
         peer.is_checker = self._door.checks and self._checkers < CHECKERS
@@ -206,7 +228,8 @@ class Reception:
     @property
     def is_checking(self) -> bool:
         """Is the job being tried, and nobody has said yet that it can be trained?"""
-        return self._checkers > 0 and not self._is_checked and self._now() - self._asked_at < CHECK_S
+        is_asked = self._checkers > 0 and self._asked_at < math.inf
+        return is_asked and not self._is_checked and self._now() - self._asked_at < CHECK_S
 
     def forget(self, peer: Peer) -> None:
         """If it was to try the job and did not get there, the next one will."""

@@ -68,9 +68,9 @@ class Switchboard:
         else:
             self._watch_writing(peer)
 
-    def say_goodbye(self, peer: Peer, why: str, code: int) -> None:
+    def say_goodbye(self, peer: Peer, why: str, code: int, is_program: bool = False) -> None:
         try:
-            peer.connection.send(say.Stop(why, code))
+            peer.connection.send(say.Stop(why, code, is_program))
         except ConnectionLost:
             log.debug("%r was gone before goodbye", peer)
 
@@ -115,8 +115,7 @@ class Switchboard:
             self._drop(call)
         except ProtocolError as error:
             self._complain(call.host, call.address, error)
-            if error.reason == "not encrypted":
-                self._tell_to_encrypt(call, error)
+            self._tell(call, error)
             self._drop(call)
         else:
             if stream is not None:
@@ -125,9 +124,10 @@ class Switchboard:
                 self._take_in(peer)
                 self.hub.register(stream, peer)
 
-    def _tell_to_encrypt(self, call: Caller, error: WideError) -> None:
+    def _tell(self, call: Caller, error: WideError) -> None:
+        """In plain words, since it speaks no others."""
         try:
-            Connection(call.stream).send(say.Stop(str(error), Refused.exit_code, must_encrypt=True))
+            Connection(call.stream).send(say.Stop(str(error), Refused.exit_code))
         except ConnectionLost:
             log.debug("%s was gone before it was told", call.address)
 
@@ -192,8 +192,9 @@ class Switchboard:
         self.visitors[peer] = None
 
     def let_go(self, peer: Peer) -> None:
-        self.hub.unregister(peer.connection.stream)
-        peer.connection.close()
+        if not peer.is_closed:
+            self.hub.unregister(peer.connection.stream)
+            peer.connection.close()
         self._forget(peer)
         self.visitors.pop(peer, None)
         if self.peers.get(peer.node) is peer:

@@ -8,21 +8,29 @@ from __future__ import annotations
 import ast
 import contextlib
 import sys
+import sysconfig
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from wide.job.loading import arguments_of, split_spec
+
+INSTALLED = {"site-packages", "dist-packages"}
+PYTHONS = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}  # it may lie in the job's folder
 OURS = Path(__file__).parents[1]  # which every machine has, installed
 MAIN = ""  # the job's own file, whatever it is called
+ARGUMENTS = "--"
 MOST_LINES = 20_000
 
 Program = dict[str, list[int]]  # by file, a checksum of each line
 
 
-def program_of(path: Path) -> Program:
-    """Call it after the job was loaded, when what it imports is known."""
+def program_of(spec: str | Path) -> Program:
+    """Call it after the job was loaded, when what it imports is known. The job's arguments are part of it."""
+    path, words = split_spec(str(spec))[0], arguments_of(str(spec))
     main = path.resolve().name
-    return {MAIN if name == main else name: _lines(file) for name, file in files_of(path).items()}
+    files = {MAIN if name == main else name: _lines(file) for name, file in files_of(path).items()}
+    return files | {ARGUMENTS: [zlib.crc32(word.encode()) for word in words]}
 
 
 def files_of(path: Path) -> dict[str, Path]:
@@ -42,7 +50,9 @@ def files_of(path: Path) -> dict[str, Path]:
 
 def _add(file: Path, folder: Path, found: dict[str, Path], unread: list[Path]) -> None:
     """If it is the user's own, and new; and the packages that it is in."""
-    if file.suffix != ".py" or "site-packages" in file.parts or OURS in file.parents:
+    if file.suffix != ".py" or INSTALLED.intersection(file.parts) or OURS in file.parents:
+        return
+    if any(path in file.parents for path in PYTHONS):
         return
     with contextlib.suppress(OSError):
         file = file.resolve(strict=True) if file.is_absolute() else Path()  # a link may lead elsewhere
@@ -81,6 +91,8 @@ def difference(theirs: Program, ours: Program) -> str:
     for name, lines in ours.items():
         if name not in theirs or theirs[name] == lines:
             continue
+        if name == ARGUMENTS:
+            return "your job's arguments, behind --, are not the pool's"
         what = name or "your job's file"
         pairs = zip(lines, theirs[name], strict=False)
         first = next((i for i, (mine, other) in enumerate(pairs, 1) if mine != other), None)

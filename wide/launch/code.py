@@ -4,24 +4,29 @@ never among it, nor anything outside the job's folder.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+import msgspec
+
 from wide.errors import ProtocolError, Refused, UsageError
-from wide.job.loading import SEPARATOR, arguments_of, split_spec, with_arguments
+from wide.job.loading import arguments_of, split_spec, with_arguments
 from wide.job.program import files_of
 from wide.launch.places import cache_folder, private
 from wide.telemetry.log import log
 from wide.wire.messages import Offer
 
-MOST_FILES, MOST_NBYTES = 1000, 8 << 20
+MOST_FILES, MOST_NBYTES, MOST_ARGUMENTS = 1000, 8 << 20, 100
+LEFTOVER_S = 3600.0
 SHOWN = 16  # letters of a hash that a person compares, and the fewest that --allow-code takes
 NAME = re.compile(r"[^\x00-\x1f\x7f\\:*?\"<>|/]{1,120}")
 
@@ -36,11 +41,16 @@ class Code:
 
     @property
     def digest(self) -> str:
-        """Over names, contents, which of them is the job, and its arguments."""
-        total = hashlib.sha256("\0".join((self.main, *self.arguments, str(len(self.files)), "")).encode())
-        for name, data in self.files:
-            total.update(f"{name}\0{len(data)}\0".encode() + data)
-        return total.hexdigest()
+        """Over names, contents, which of them is the job, and its arguments: each with its length."""
+        files = [(name, hashlib.sha256(data).digest()) for name, data in self.files]
+        return hashlib.sha256(msgspec.msgpack.encode((self.main, self.arguments, files))).hexdigest()
+
+    @property
+    def offer(self) -> tuple[Offer, memoryview]:
+        """As it is sent, but for what is said about the job."""
+        listed = [(name, len(data)) for name, data in self.files]
+        payload = memoryview(b"".join(data for _, data in self.files))
+        return Offer("", 0, 0, listed, self.main, list(self.arguments)), payload
 
     @property
     def words(self) -> str:
@@ -49,7 +59,7 @@ class Code:
         shown = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if names[6:] else "")
         size = sum(len(data) for _, data in self.files)
         count = f"{len(names)} file{'s' * (len(names) != 1)}"
-        words = f", with {' '.join(self.arguments)[:80]!r}" if self.arguments else ""
+        words = f", with the arguments {' '.join(map(repr, self.arguments))}" if self.arguments else ""
         return f"{shown} ({count}, {max(1, round(size / 1000))} KB, sha256 {self.digest[:SHOWN]}){words}"
 
 
@@ -67,7 +77,12 @@ def code_of(spec: str) -> Code | None:
             "the job's code is not sent to nodes: %d files, %d MB; they need --job FILE", len(files), size >> 20
         )
         return None
-    return Code(tuple(files), f"{path.name}:{name}", tuple(arguments_of(spec)))
+    code = Code(tuple(files), f"{path.resolve().name}:{name}", tuple(arguments_of(spec)))
+    try:
+        return offered(*code.offer)
+    except ProtocolError as error:
+        log.warning("the job's code is not sent to nodes, who would refuse it (%s); they need --job FILE", error)
+        return None
 
 
 def offered(offer: Offer, payload: memoryview) -> Code:
@@ -75,7 +90,7 @@ def offered(offer: Offer, payload: memoryview) -> Code:
     files, start = [], 0
     for name, nbytes in offer.files[: MOST_FILES + 1]:
         path = PurePosixPath(name)
-        is_plain = bool(path.parts) and all(NAME.fullmatch(part) and part not in (".", "..") for part in path.parts)
+        is_plain = name.isprintable() and all(NAME.fullmatch(part) and part not in (".", "..") for part in path.parts)
         if not is_plain or path.is_absolute() or path.as_posix() != name or path.suffix != ".py" or nbytes < 0:
             raise ProtocolError("wrong names", f"the pool's code has a file called {name[:80]!r}")
         files.append((name, bytes(payload[start : start + nbytes])))
@@ -86,15 +101,15 @@ def offered(offer: Offer, payload: memoryview) -> Code:
     main = split_spec(offer.main)[0].as_posix()
     if main not in {name for name, _ in files} or "/" in main:
         raise ProtocolError("wrong names", "the pool's code does not hold its job")
-    if SEPARATOR in "".join((offer.main, *offer.arguments)):
-        raise ProtocolError("wrong names", "the job's arguments are no printable text")
+    if not "".join((offer.main, *offer.arguments)).isprintable() or len(offer.arguments) > MOST_ARGUMENTS:
+        raise ProtocolError("wrong names", "the job's arguments are not such as can be shown")
     return Code(tuple(files), offer.main, tuple(offer.arguments))
 
 
 def check_consent(code: Code, allowed: str | None, remembered: Sequence[str]) -> None:
     """Does the owner of this machine want to run it? Asked once, on a terminal. Raises Refused."""
     digest = code.digest
-    if allowed == "any" or digest in remembered:
+    if allowed == "any" or (allowed is None and digest in remembered):
         return
     if allowed is not None:
         if not re.fullmatch(rf"[0-9a-f]{{{SHOWN},64}}", wish := allowed.lower().rstrip("….")):
@@ -148,5 +163,17 @@ def _write(folder: Path, code: Code) -> None:
         if folder.exists():  # changed, or half a folder
             shutil.rmtree(folder)
         os.replace(temporary, folder)
+    except OSError:
+        if not _holds(folder, code):  # or another join was quicker
+            raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+        _forget_leftovers(folder.parent)
+
+
+def _forget_leftovers(folder: Path) -> None:
+    """Of joins that were killed just then."""
+    for path in folder.glob(".new-*"):
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > LEFTOVER_S:
+                shutil.rmtree(path, ignore_errors=True)

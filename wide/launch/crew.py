@@ -18,7 +18,7 @@ from wide.config import Options
 from wide.exchange.guests import Guests
 from wide.launch.processes import GRACE_S, Children
 from wide.transport.endpoint import Endpoint
-from wide.transport.tcp import Listener, Tls, address_here
+from wide.transport.tcp import Listener, address_here
 from wide.wire.proof import Credential, of_token
 
 
@@ -69,11 +69,11 @@ class LocalNodes:
 
 @dataclass(frozen=True)
 class PoolDoor:
-    """How a pool is entered from outside: with what it encrypts, by which token (none: a new one), and who may come,
+    """How a pool is entered from outside: where it listens already, by which token (none: a new one), and who may come,
     given that token and the evaluator's.
     """
 
-    tls: Tls | None = None
+    listener: Listener | None = None
     token: str = ""
     guests: Callable[[str, str], Guests] = Guests
 
@@ -89,9 +89,9 @@ class Crew:
         here, door = address_here(), door or PoolDoor()
         self._here = Listener(here, 0) if here is not None else None
         is_seen = launcher.is_open or not launcher.is_here or self._here is None
-        self.listener = None
-        if is_seen:
-            self.listener = Listener(options.host, options.port, options.socket, door.tls, options.insecure)
+        self.listener = door.listener
+        if is_seen and self.listener is None:
+            self.listener = Listener(options.host, options.port, options.socket)
         token, evaluator = door.token or secrets.token_hex(16), secrets.token_hex(16)
         self.guests = door.guests(token, evaluator)
         self.is_open, self.trouble = launcher.is_open, launcher.trouble

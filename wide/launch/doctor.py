@@ -18,7 +18,7 @@ from typing import NamedTuple
 import psutil
 
 from wide.config import Sockets, usable_cores
-from wide.errors import WideError
+from wide.errors import Unreachable, WideError
 from wide.launch.places import cache_folder, private, state_folder
 from wide.launch.serve import addresses
 from wide.launch.visit import Target, target_of, visit
@@ -54,8 +54,7 @@ def examine(invite: str | None) -> int:
 def _findings(target: Target | None) -> Iterator[Finding]:
     for check in (_python, _torch, _cores, _disk, _encryption, _network):
         yield from check()
-    if target is not None:
-        yield from _pool(target)
+    yield from _pool(target) if target is not None else _port()
 
 
 def _python() -> Iterator[Finding]:
@@ -126,29 +125,33 @@ def _network() -> Iterator[Finding]:
     own = [address for address in addresses("0.0.0.0") if address != "127.0.0.1"]
     advice = "" if own else "no network: other machines cannot reach this one, or be reached"
     yield Finding("name and addresses", f"{socket.gethostname()}, {', '.join(own) or 'only its own'}", advice)
+
+
+def _port() -> Iterator[Finding]:
+    """For whoever serves; who joins opens none."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("0.0.0.0", PORT))
             yield Finding(f"port {PORT}", "is free, to serve a pool")
         except OSError as error:
-            yield Finding(
-                f"port {PORT}", f"cannot be used ({error.strerror})", "serve with --port N, if you serve here"
-            )
+            yield Finding(f"port {PORT}", f"is taken ({error.strerror}); a second pool needs --port N")
 
 
 def _pool(target: Target) -> Iterator[Finding]:
     where = " or ".join(shown(*address) for address in target.endpoint.addresses)
     try:
-        seen, _ = visit(target, socket.gethostname())
-    except WideError as error:
+        seen, _ = visit(target, socket.gethostname(), "guest")
+    except Unreachable as error:
         yield Finding("the pool", f"{where}: {error}", "see docs/joining.md: tunnels, NAT, firewalls")
         return
-    yield Finding("the pool", f"{where} answers as it should; it trains {seen.offer.job[:64]!r}")
+    except WideError as error:
+        yield Finding("the pool", f"{where}: {error}", "ask whoever runs the pool for another invite")
+        return
+    yield Finding("the pool", f"{seen.address} answers as it should; it trains {seen.offer.job[:64]!r}")
     ahead_s = seen.pools_clock_ahead_s
     advice = "set this machine's clock, or the pool's" if abs(ahead_s) > MOST_CLOCK_S else ""
     yield Finding("clock", f"the pool's is {abs(ahead_s):.0f} s {'ahead' if ahead_s > 0 else 'behind'}", advice)
     slow = "a slow link: the pool should use --compress auto, or --strategy local"
-    width = f"about {8e-6 * seen.bytes_per_s:.3g} Mbit/s" if seen.bytes_per_s else "too slow to be measured quickly"
     advice = slow if seen.bytes_per_s < SLOW_BYTES_PER_S else ""
-    yield Finding("bandwidth", f"{width}, {1000 * seen.delay_s:.2g} ms away", advice)
+    yield Finding("bandwidth", f"{seen.width}, {1000 * seen.delay_s:.2g} ms away", advice)

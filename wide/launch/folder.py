@@ -7,8 +7,9 @@ import re
 import time
 from pathlib import Path
 
+from wide.config import Options
 from wide.errors import UsageError
-from wide.job.loading import split_spec
+from wide.job.loading import arguments_of, split_spec, with_arguments
 from wide.launch import story
 from wide.store.lock import FolderLock
 
@@ -43,9 +44,28 @@ def _find(out: Path | None, resume: str, name: str, job: Path | None) -> Path | 
         return path
     if out is not None:
         return out if (out / DATABASE).exists() else None
-    runs = [path for path in Path("runs").glob("*") if (path / DATABASE).exists() and _is_of(path, name)]
+    runs = [path for path in Path("runs").glob("*") if _has_begun(path) and _is_of(path, name)]
     newest = max(runs, key=lambda path: path.name, default=None)
     return _only([newest] if newest is not None else [], _made_with_out(job) if job is not None else [])
+
+
+def _has_begun(path: Path) -> bool:
+    """Or did something go wrong before there was a run?"""
+    return (path / DATABASE).exists() and ((path / story.FILE).exists() or (path / CHECKPOINTS).exists())
+
+
+def found_run(spec: str, options: Options) -> Path | None:
+    """The folder of the run that --resume means, if there is one."""
+    if options.resume is None:
+        return None
+    path, _ = split_spec(spec)
+    return _find(options.out, options.resume, path.stem, path)
+
+
+def remembered_spec(spec: str, options: Options) -> str:
+    """A job that is resumed has the arguments that it had, unless others are given."""
+    folder = found_run(spec, options) if not arguments_of(spec) else None
+    return with_arguments(spec, arguments_of(story.spec_of(folder))) if folder is not None else spec
 
 
 def _made_with_out(job: Path) -> list[Path]:

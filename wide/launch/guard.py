@@ -15,7 +15,7 @@ from typing import Self
 import msgspec
 import psutil
 
-from wide.errors import NotYet, WideError
+from wide.errors import NotYet, Refused, WideError
 
 LOOK_S = 1.0
 BUSY_SHARE, BUSY_S, IDLE_S = 0.25, 5.0, 60.0  # others want so much of the cores, for so long; or no more, for so long
@@ -78,7 +78,7 @@ class Guard:
         if terms.until is not None and wall >= terms.until:
             return TimeIsUp(UP)
         if terms.most_memory and (used := own_memory()) > terms.most_memory:
-            return NotYet(f"this machine's nodes use {used >> 20} MB, more than --max-memory allows")
+            return Refused(f"this machine's nodes use {used >> 20} MB, more than --max-memory allows")
         if terms.only_idle and self._load.is_wanted_by_others(time.monotonic()):
             return Busy("somebody else uses this machine")
         return None

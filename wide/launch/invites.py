@@ -4,30 +4,39 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-import json
 import math
 import re
 import secrets
 import ssl
 import time
 from pathlib import Path
-from typing import Any
 
+import msgspec
+
+from wide.dashboard.progress import counted
 from wide.errors import UsageError
 from wide.exchange.guests import Book, Guests, InviteRow, book_of
 from wide.launch.folder import DATABASE
 from wide.launch.keys import CERTIFICATE, PoolKeys, root_of, write_secret
 from wide.store.access import Access
 from wide.telemetry.log import log
-from wide.transport.endpoint import host_and_port
 from wide.transport.tls import fingerprint
 from wide.wire.invite import MOST_ADDRESSES, PIN_NBYTES, Address, Invite, parse
 from wide.wire.proof import derived
 
 EXPIRES_S, USES = 24 * 3600.0, 100
-FIRST, ADDRESSES = "invite", "addresses.json"  # the pool's first one, and where it is found, in the run's folder
+FIRST, LISTENING = "invite", "listening.json"  # the pool's first one, and where it is found, in the run's folder
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 MOST_S = 10 * 365 * 86400.0
+
+
+class Listening(msgspec.Struct, frozen=True):
+    """Where a pool listens, and where others find it; `are_named`: somebody said so."""
+
+    host: str
+    port: int
+    addresses: tuple[Address, ...]
+    are_named: bool = False
 
 
 def make_invite(
@@ -35,7 +44,7 @@ def make_invite(
 ) -> Invite:
     """Good from now on, whether the pool runs or will be resumed."""
     root, now = root_of(folder), time.time()
-    places = addresses or _addresses(folder)
+    places = addresses or listening_in(folder).addresses
     id_ = secrets.token_hex(4)
     expires_min = math.ceil((now + expires_s) / 60)
     with contextlib.closing(Access(folder / DATABASE)) as access:
@@ -43,23 +52,30 @@ def make_invite(
     return Invite(id_, expires_min, places, _pin(folder), derived(root, "invite", id_))
 
 
-def first_invite(folder: Path, addresses: tuple[Address, ...]) -> Invite:
-    """What `wide serve` prints: the run's first one again, as long as it is good and leads here."""
-    write_secret(folder / ADDRESSES, json.dumps(addresses))
-    with contextlib.suppress(OSError, UsageError):
+def first_invite(folder: Path) -> tuple[Invite, str]:
+    """What `wide serve` prints: the run's first one again, as long as it is good and leads here; and for how long, for
+    how many machines.
+    """
+    with contextlib.suppress(OSError, UsageError, KeyError):
         before = parse((folder / FIRST).read_text())
         with contextlib.closing(Access(folder / DATABASE)) as access:
-            rows = {row[0]: row for row in access.invites()}
-        _, _, _, expires_at, uses, revoked_at, machines = rows.get(before.id, _NONE)
-        is_good = revoked_at is None and expires_at > time.time() and machines < uses
-        if is_good and before.addresses == addresses and before.pin == _pin(folder):
-            return before
-    invite = make_invite(folder, name="first", addresses=addresses)
+            _, _, _, expires_at, uses, revoked_at, machines = {row[0]: row for row in access.invites()}[before.id]
+        is_good = revoked_at is None and expires_at - time.time() > 60 and machines < uses
+        if is_good and before.addresses == listening_in(folder).addresses and before.pin == _pin(folder):
+            return before, _terms(expires_at - time.time(), uses - machines)
+    return new_first_invite(folder), _terms(EXPIRES_S, USES)
+
+
+def new_first_invite(folder: Path) -> Invite:
+    invite = make_invite(folder, name="first")
     write_secret(folder / FIRST, invite.encode() + "\n")
     return invite
 
 
-_NONE = ("", "", 0.0, 0.0, 0, None, 0)
+def _terms(seconds: float, machines: int) -> str:
+    """`24 hours, 100 machines`."""
+    spent = f"{seconds / 3600:.0f} hours" if seconds >= 5400 else f"{seconds / 60:.0f} minutes"
+    return f"{spent}, {machines} machine{'s' * (machines != 1)}"
 
 
 def listed(folder: Path) -> str:
@@ -93,20 +109,35 @@ def revoke(folder: Path, what: str) -> str:
     """An invite by its id, or a machine by its id, a node's number, or its name. What was done."""
     root_of(folder)
     with contextlib.closing(Access(folder / DATABASE)) as access:
+        rows = {row[0]: row for row in access.machines()}
         if what in {row[0] for row in access.invites()}:
-            access.revoke("invites", [what], time.time())
-            return f"invite {what} is revoked; the machines that came by it stay (wide revoke {folder} NODE)"
-        if machines := access.machines_of(what):
-            access.revoke("machines", machines, time.time())
-            came_by = sorted({row[3] for row in access.machines() if row[0] in machines})
-            access.revoke("invites", came_by, time.time())  # or it would come back by it, as a new one
-            return (
-                f"machine {', '.join(machines)} is sent away, and the invite by which it came ({', '.join(came_by)}) "
-                f"is good no more; others who came by it stay (another one: wide invite {folder})"
+            access.revoke([], [what], time.time())
+            count = sum(row[3] == what for row in rows.values())
+            stay = f"; {counted(count, 'machine')} that came by it can still work" if count else ""
+            return f"invite {what} is revoked{stay}"
+        machines = access.machines_of(what)
+        if len(machines) > 1:
+            raise UsageError(
+                f"{len(machines)} machines are called {what}: say which one by its id: {', '.join(machines)}"
             )
-    raise UsageError(
-        f"{what}: no invite, machine or node of that id, number or name; `wide invites {folder}` lists them"
-    )
+        if not machines:
+            raise UsageError(
+                f"{what}: no invite, machine or node of that id, number or name; see `wide invites {folder}`"
+            )
+        invite = rows[machines[0]][3] if machines[0] in rows else ""
+        access.revoke(machines, [invite], time.time())  # or it would come back by it, as a new one
+    return f"machine {machines[0]} is sent away{_without(folder, invite)}"
+
+
+def _without(folder: Path, invite: str) -> str:
+    if not invite:
+        return ""
+    words = f", and invite {invite}, by which it came, is revoked; others who came by it stay"
+    with contextlib.suppress(OSError, UsageError):
+        if parse((folder / FIRST).read_text()).id == invite:
+            new_first_invite(folder)
+            words += f" ({folder}/{FIRST} holds a new one)"
+    return words
 
 
 def guests_of(folder: Path, keys: PoolKeys, token: str, evaluator: str, access: Access) -> Guests:
@@ -140,9 +171,14 @@ def addresses_of(text: str, port: int) -> tuple[Address, ...]:
     """`--address HOST[:PORT],…`: where others find the pool."""
     found = []
     for part in filter(None, (part.strip() for part in text.split(","))):
-        is_bare = ":" not in part or (part.count(":") > 1 and not part.startswith("["))
-        found.append((part.strip("[]"), port) if is_bare else host_and_port(part))
-        if not re.fullmatch(r"[\w.-]{1,253}|[0-9a-fA-F:.]+", found[-1][0]) or not _is_host(found[-1][0]):
+        is_bare = ":" not in part or part.endswith("]") or (part.count(":") > 1 and not part.startswith("["))
+        host, _, number = (part, "", str(port)) if is_bare else part.rpartition(":")
+        found.append((host.strip("[]"), int(number) if number.isascii() and number.isdigit() else 0))
+        if (
+            not 0 < found[-1][1] < 65536
+            or not re.fullmatch(r"[\w.-]{1,253}|[0-9a-fA-F:.]+", found[-1][0])
+            or not _is_host(found[-1][0])
+        ):
             raise UsageError(f"--address {part}: expected HOST or HOST:PORT")
     if not 0 < len(found) <= MOST_ADDRESSES:
         raise UsageError(f"--address {text}: expected 1 to {MOST_ADDRESSES} of HOST or HOST:PORT, with commas between")
@@ -162,11 +198,14 @@ def _is_host(host: str) -> bool:
         return False
 
 
-def _addresses(folder: Path) -> tuple[Address, ...]:
+def listening_in(folder: Path) -> Listening:
+    """As the pool in that folder was last served."""
     try:
-        found: Any = json.loads((folder / ADDRESSES).read_text())
-        return tuple((str(host), int(port)) for host, port in found)
-    except (OSError, ValueError, TypeError):
+        found = msgspec.json.decode((folder / LISTENING).read_bytes(), type=Listening)
+        if not found.addresses or not all(0 < port < 65536 for _, port in found.addresses):
+            raise ValueError("no address")
+        return found
+    except (OSError, ValueError, msgspec.MsgspecError):
         raise UsageError(f"{folder} does not say where its pool is: give --address HOST:PORT") from None
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import shlex
 import socket
+import time
 from dataclasses import dataclass, field
 
 import msgspec
 
 from wide.config import Sockets, usable_cores
-from wide.errors import UsageError
-from wide.job.loading import find, with_arguments
+from wide.errors import OtherProgram, Refused, UsageError
+from wide.job.loading import arguments_of, find
 from wide.launch import memories
 from wide.launch.code import check_consent, offered, put_down
 from wide.launch.guard import Terms
@@ -19,7 +21,8 @@ from wide.launch.signals import on_signals, say_and_end
 from wide.launch.token import forget_token
 from wide.launch.visit import VARIABLE, Target, Visit, is_typed, patiently, target_of, visit
 from wide.telemetry.log import log, logging_to
-from wide.transport.tcp import shown
+from wide.transport.endpoint import Endpoint
+from wide.wire import words
 from wide.wire.messages import Offer
 
 RETRY_S = 3600.0  # how long a pool is looked for that went away
@@ -53,48 +56,67 @@ def join(joining: Joining) -> int:
     os.environ.pop(VARIABLE, None)
     name = joining.name or socket.gethostname()
     with logging_to(joining.log):
-        pool, job = target.endpoint, joining.job
-        if target.invite is not None or job is None:
-            was_enrolled = target.is_enrolled
-            seen, pool = patiently(lambda: visit(target, name), joining.retry_s)
-            _tell(target, seen, is_typed=not was_enrolled and is_typed(joining.target))
-            own = with_arguments(job, seen.offer.arguments) if job is not None else None
-            job = own or _code(target, seen, joining.allow_code)
-        assert job is not None
-        pool = msgspec.structs.replace(pool, most_bytes_per_s=joining.most_bytes_per_s)
-        cores = usable_cores()
-        if joining.terms.nodes == 1 and cores > 1 and target.invite is not None:
-            log.info("lending 1 of this machine's %d cores; --nodes auto lends all of them", cores)
-        lend(Lent(pool, job, name, joining.device, joining.log, joining.retry_s), joining.terms)
-    return 0
+        _tell_terms(joining.terms, has_invite=target.invite is not None)
+        before = ""
+        while True:
+            pool, job, digest = _visited(target, joining, name)
+            pool = msgspec.structs.replace(pool, most_bytes_per_s=joining.most_bytes_per_s)
+            try:
+                lend(Lent(pool, job, name, joining.device, joining.log, joining.retry_s), joining.terms)
+                return 0
+            except OtherProgram:
+                if not digest or digest == before:
+                    raise
+                before = digest
+                log.info("the pool trains other code by now: looking at it")
 
 
-def _tell(target: Target, seen: Visit, is_typed: bool) -> None:
-    where = " or ".join(shown(*address) for address in target.endpoint.addresses)
+def _tell_terms(terms: Terms, has_invite: bool) -> None:
+    if terms.until is not None:
+        until = time.strftime("%H:%M on %A", time.localtime(terms.until))
+        log.info("this machine is lent until %s", until)
+    if has_invite and terms.nodes == 1 and (cores := usable_cores()) > 1:
+        log.info("lending 1 of this machine's %d cores; --nodes auto lends all of them", cores)
+
+
+def _visited(target: Target, joining: Joining, name: str) -> tuple[Endpoint, str, str]:
+    """How to come in, with which job, and the hash of its code if the pool sent that."""
+    if target.invite is None and joining.job is not None:
+        return target.endpoint, joining.job, ""
+    was_enrolled = target.is_enrolled
+    seen, pool = patiently(lambda: visit(target, name, "guest"), joining.retry_s, joining.terms.until)
     known = "answers with the right certificate" if seen.is_encrypted else "answers, and knows the secret"
-    log.info("%s %s. Job %s%s.", where, known, _quoted(seen.offer), _width(seen))
-    if is_typed:
-        log.info("the invite is in your shell's history now; `wide join` alone asks for it, and does not show it")
+    log.info("%s %s. Job %s; %s to it.", seen.address, known, _quoted(seen.offer), seen.width)
+    job, digest = (_own_job(joining.job, seen), "") if joining.job is not None else _code(target, seen, joining)
+    if not was_enrolled:
+        if is_typed(joining.target):
+            log.info("the invite is in your shell's history now; `wide join` alone asks for it, and does not show it")
+        _, pool = patiently(lambda: visit(target, name, "visitor"), joining.retry_s, joining.terms.until)
+    return pool, job, digest
 
 
 def _quoted(offer: Offer) -> str:
     count, unit = (offer.parameters / 1e6, " M") if offer.parameters >= 1e5 else (offer.parameters, "")
-    job = "".join(c if c.isprintable() else "?" for c in offer.job[:64])
-    return f'"{job}", {count:,.{1 if unit else 0}f}{unit} parameters, {offer.samples:,} samples'
+    return f'"{words.name(offer.job)}", {count:,.{1 if unit else 0}f}{unit} parameters, {offer.samples:,} samples'
 
 
-def _width(seen: Visit) -> str:
-    return f"; about {8e-6 * seen.bytes_per_s:.3g} Mbit/s to it" if seen.bytes_per_s else ""
+def _own_job(job: str, seen: Visit) -> str:
+    """The pool does not choose what this machine's own file is told."""
+    theirs = seen.offer.arguments
+    if theirs != arguments_of(job):
+        said = words.line(shlex.join(theirs)) if theirs else "none"
+        raise Refused(f"the pool's job has other arguments than yours ({said}): give the same ones behind --")
+    return job
 
 
-def _code(target: Target, seen: Visit, allowed: str | None) -> str:
-    """The pool's code, if this machine's owner allows it; where it is now."""
+def _code(target: Target, seen: Visit, joining: Joining) -> tuple[str, str]:
+    """The pool's code, if this machine's owner allows it; where it is now, and its hash."""
     if not seen.offer.files:
         raise UsageError("this pool does not send its code: give --job FILE, the same file that it trains")
     code = offered(seen.offer, seen.payload)
-    log.info("the pool sends its code: %s", code.words)
-    spec = put_down(code)
-    check_consent(code, allowed, target.memory.allowed)
+    spec, remembered = put_down(code), target.memory.allowed
+    log.info("the pool sends its code: %s%s", code.words, "; allowed before" if code.digest in remembered else "")
+    check_consent(code, joining.allow_code, remembered)
     if target.endpoint.pin:
         memories.allow(target.endpoint.pin, code.digest)
-    return spec
+    return spec, code.digest

@@ -10,13 +10,14 @@ from types import FrameType
 import msgspec
 
 from wide.config import Options, usable_cores
-from wide.errors import Interrupted, WideError
+from wide.errors import Interrupted, OtherProgram, WideError
 from wide.launch.guard import IDLE_S, Busy, Guard, Terms, wait_until_idle
 from wide.launch.processes import Children, warm_up
-from wide.launch.signals import SIGNALS
+from wide.launch.signals import SIGNALS, say_and_end
 from wide.telemetry.log import log
 from wide.transport.endpoint import Endpoint
 
+OTHER_PROGRAM = 79  # a child's exit code: the pool trains another program by now
 LEAVE_S = 10.0  # for children to hand in what they have
 
 
@@ -66,7 +67,9 @@ def _serve_by_children(lent: Lent, terms: Terms, count: int) -> None:
 
     def leave(number: int, frame: FrameType | None) -> None:
         signals.append(number)
-        children.terminate()
+        if not children.have_begun:  # torch, or the job's file, is still being loaded
+            say_and_end(number, "left before it had joined")
+        children.terminate() if len(signals) == 1 else children.kill()
 
     before = {number: signal.signal(number, leave) for number in SIGNALS}
     guard = Guard(terms, children.terminate)
@@ -75,6 +78,8 @@ def _serve_by_children(lent: Lent, terms: Terms, count: int) -> None:
             name = f"{lent.name}-{index + 1}" if index else lent.name
             one = msgspec.structs.replace(lent, index=index, name=name)
             children.start("wide.launch.lent", "serve_as_child", one)
+        if signals:  # before all were there to hear it
+            children.terminate()
         with guard:
             children.join()
     finally:
@@ -83,7 +88,9 @@ def _serve_by_children(lent: Lent, terms: Terms, count: int) -> None:
             signal.signal(number, handler)
     if signals or guard.why is not None:
         raise guard.why or Interrupted("left the pool", signals[0])
-    if codes := [code for code in children.exit_codes() if code]:
+    if OTHER_PROGRAM in (codes := [code for code in children.exit_codes() if code]):
+        raise OtherProgram("the pool's code has changed")
+    if codes:
         error = WideError(f"{len(codes)} of this machine's {count} nodes ended before the run did; see above")
         error.exit_code = max(codes) if max(codes) > 0 else 1
         raise error

@@ -11,12 +11,12 @@ import threading
 import time
 from types import FrameType
 
-from wide.errors import Interrupted, WideError
-from wide.job.loading import load, split_spec
+from wide.errors import Interrupted, OtherProgram, WideError
+from wide.job.loading import load
 from wide.launch.child import end_with_parent
 from wide.launch.guard import Guard, Terms
-from wide.launch.lending import Lent
-from wide.launch.signals import SIGNALS
+from wide.launch.lending import OTHER_PROGRAM, Lent
+from wide.launch.signals import SIGNALS, say_and_end
 from wide.node.greeting import Identity, pick_device
 from wide.node.membership import Membership, raise_for
 from wide.node.session import Left
@@ -31,30 +31,33 @@ class LentNode:
         device = pick_device(lent.device, lent.index)
         identity = Identity(lent.endpoint.credential, lent.name, os.getpid(), device)
         dial = functools.partial(lent.endpoint.dial, SILENCE_S)
-        self._membership = Membership(dial, identity, lambda: load(lent.job), split_spec(lent.job)[0])
+        self._membership = Membership(dial, identity, lambda: load(lent.job), lent.job)
         self._retry_s = lent.retry_s
         self.why = "it was told to leave"
+        self.is_alone = True  # or a parent ends it, if it takes too long
         self.signals: list[int] = []
 
     def leave(self, number: int, frame: FrameType | None) -> None:
         """The first time politely, if there is work to be handed in; the second time at once."""
         self.signals.append(number)
-        if len(self.signals) > 1:
-            raise Interrupted("left the pool", number)
-        self._membership.leave(self.why)
+        if len(self.signals) == 1:
+            self._membership.leave(self.why)
+        elif self.is_alone:
+            say_and_end(number, "left the pool")
 
     def work(self) -> None:
         """To the end of the run. Raises Left, if it was sent away."""
         began = time.monotonic()
         try:
             stop = self._membership.last(self._retry_s)
-            log.info("%s", stop.why)
+            if not stop.exit_code:
+                log.info("%s", stop.why)
         finally:
             if batches := self._membership.batches:
                 seconds = time.monotonic() - began
                 spent = f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"
                 samples = self._membership.samples
-                log.info("this machine gave %s batches (%s samples) in %s", f"{batches:,}", f"{samples:,}", spent)
+                log.info("this node gave %s batches (%s samples) in %s", f"{batches:,}", f"{samples:,}", spent)
         raise_for(stop)
 
 
@@ -86,10 +89,13 @@ def serve_as_child(lent: Lent) -> None:
     with logging_to(lent.log):
         try:
             node = LentNode(lent)
+            node.is_alone = False
             signal.signal(signal.SIGTERM, node.leave)
             node.work()
         except Left:
             sys.exit(0)
+        except OtherProgram:
+            sys.exit(OTHER_PROGRAM)
         except WideError as error:
             log.error("%s: %s", lent.name, error)
             sys.exit(error.exit_code)

@@ -27,6 +27,7 @@ from wide.dashboard.terminal import FIRST_S, PIPED_S
 from wide.errors import BY_EXIT_CODE, Interrupted, TrainingFailed, UsageError, WideError
 from wide.job.definition import Job
 from wide.job.loading import check_not_importing, find, load
+from wide.launch.folder import remembered_spec
 from wide.launch.processes import CONTEXT, Children, warm_up
 from wide.launch.result import Result, from_json
 from wide.launch.signals import on_signals, say_and_end
@@ -37,6 +38,7 @@ ASK_AGAIN_S = 1.0
 def run_file(spec: str, options: Options) -> Result:
     """`wide run FILE`. With nodes, the file is run by the children only; the result carries no model."""
     path, _ = find(spec)
+    spec = remembered_spec(spec, options)
     _first_words(path.name, options)
     if options.node_count == 0:
         from wide.job.compiler import put_off

@@ -37,7 +37,7 @@ def recall(pin: bytes) -> Memory:
         return msgspec.json.decode(path.read_bytes(), type=Memory)
     except FileNotFoundError:
         return Memory()
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, msgspec.MsgspecError, ValueError) as error:
         log.warning("%s cannot be read (%s): this machine joins as a new one", path, error)
         return Memory()
 

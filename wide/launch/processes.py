@@ -56,6 +56,10 @@ class Children:
         return process
 
     @property
+    def have_begun(self) -> bool:
+        return bool(self._processes)
+
+    @property
     def are_all_gone(self) -> bool:
         return not any(process.is_alive() for process in self._processes)
 
@@ -71,6 +75,10 @@ class Children:
         """Ask them to end."""
         for process in self._processes:
             process.terminate()
+
+    def kill(self) -> None:
+        for process in self._processes:
+            process.kill()
 
     def stop(self, grace_s: float) -> None:
         """Give them `grace_s` to end by themselves, then end them."""

@@ -7,15 +7,19 @@ import contextlib
 import ipaddress
 import socket
 import sys
+from dataclasses import dataclass
+from pathlib import Path
 
+import msgspec
 import psutil
 
 from wide.config import Options
+from wide.errors import UsageError
 from wide.job.loading import load, split_spec
 from wide.launch.crew import Crew, LocalNodes, PoolDoor
-from wide.launch.folder import DATABASE
-from wide.launch.invites import FIRST, addresses_of, first_invite, guests_of
-from wide.launch.keys import PoolKeys, keys_in
+from wide.launch.folder import DATABASE, found_run, remembered_spec
+from wide.launch.invites import FIRST, LISTENING, Listening, addresses_of, first_invite, guests_of, listening_in
+from wide.launch.keys import PoolKeys, keys_in, write_secret
 from wide.launch.processes import warm_up
 from wide.launch.result import Result
 from wide.launch.signals import say_and_end
@@ -24,41 +28,84 @@ from wide.launch.training import Origin, Training
 from wide.store.access import Access
 from wide.store.rundb import create
 from wide.transport.tcp import Listener, shown
-from wide.wire.invite import Invite
 
 MOST_ADDRESSES = 4
+INSIDE = ("docker", "br-", "virbr", "veth", "cni", "flannel")  # networks of this machine's own containers
 
 
-def serve(spec: str, options: Options, token_file: str | None, address: str | None = None) -> Result:
+@dataclass(frozen=True)
+class Serving:
+    """What `wide serve` was told besides its options. None: nothing, so a run that goes on is served as before."""
+
+    token_file: str | None = None
+    host: str | None = None
+    port: int | None = None
+    address: str | None = None
+
+
+def serve(spec: str, options: Options, serving: Serving) -> Result:
     """Wait for nodes, train with whoever is there, end when the job is done."""
-    token, count = read_token(token_file), options.nodes or 0
+    token, count = read_token(serving.token_file), options.nodes or 0
     forget_token()
-    places = addresses_of(address, options.port) if address else ()
+    if serving.address:
+        addresses_of(serving.address, options.port)
     if options.log != "silent" and sys.stderr.isatty():
-        print(f"wide: serving {spec}; loading torch and the job …", file=sys.stderr, flush=True)
-    job = load(spec)
-    if job.evaluate is not None or count:
-        warm_up(spec)
-    training = Training(job, split_spec(spec)[0].stem, options, Origin(sys.argv, spec, end=say_and_end))
-    folder = training.dir
-    create(folder / DATABASE)
-    keys = keys_in(folder)
-    token = token or token_file_in(folder)[0]
-    launcher = LocalNodes(spec, options, count, is_open=True)
-    with contextlib.closing(Access(folder / DATABASE)) as access:
-        door = PoolDoor(keys.tls, token, lambda token, evaluator: guests_of(folder, keys, token, evaluator, access))
-        with contextlib.closing(Crew(spec, options, launcher, job.evaluate is not None, door)) as crew:
-            assert crew.listener is not None  # the pool is open
-            found = places or tuple((host, crew.listener.port) for host in addresses(crew.listener.host))
-            _tell(first_invite(folder, found), keys, crew.listener, str(folder))
-            return training.train(crew)
+        print(f"wide: serving {split_spec(spec)[0]}; loading torch and the job …", file=sys.stderr, flush=True)
+    options, before = _as_before(spec, options, serving)
+    spec = remembered_spec(spec, options)
+    listener = Listener(options.host, options.port, options.socket, None, options.insecure)
+    with contextlib.ExitStack() as stack:
+        stack.callback(listener.close)  # before there is a folder: a port that is taken leaves nothing behind
+        job = load(spec)
+        if job.evaluate is not None or count:
+            warm_up(spec)
+        training = Training(job, split_spec(spec)[0].stem, options, Origin(sys.argv, spec, end=say_and_end))
+        folder = training.dir
+        create(folder / DATABASE)
+        keys = keys_in(folder)
+        listener.encrypt(keys.tls)
+        token = token or token_file_in(folder)[0]
+        launcher = LocalNodes(spec, options, count, is_open=True)
+        access = stack.enter_context(contextlib.closing(Access(folder / DATABASE)))
+        door = PoolDoor(listener, token, lambda token, evaluator: guests_of(folder, keys, token, evaluator, access))
+        crew = stack.enter_context(contextlib.closing(Crew(spec, options, launcher, job.evaluate is not None, door)))
+        _remember(folder, listener, serving.address, before)
+        _tell(folder, keys, listener)
+        return training.train(crew)
 
 
-def _tell(invite: Invite, keys: PoolKeys, listener: Listener, folder: str) -> None:
+def _as_before(spec: str, options: Options, serving: Serving) -> tuple[Options, Listening | None]:
+    """A pool that goes on is found where it was, so that nobody has to join again."""
+    folder = found_run(spec, options)
+    if folder is None:
+        return options, None
+    try:
+        before = listening_in(folder)
+    except UsageError:
+        return options, None
+    host = serving.host if serving.host is not None else before.host
+    port = serving.port if serving.port is not None else before.port
+    return msgspec.structs.replace(options, host=host, port=port), before
+
+
+def _remember(folder: Path, listener: Listener, address: str | None, before: Listening | None) -> None:
+    if address:
+        places = addresses_of(address, listener.port)
+    elif before is not None and before.are_named:
+        places = before.addresses
+    else:
+        places = tuple((host, listener.port) for host in addresses(listener.host))
+    are_named = bool(address) or (before is not None and before.are_named)
+    listening = Listening(listener.host, listener.port, places, are_named)
+    write_secret(folder / LISTENING, msgspec.json.encode(listening).decode())
+
+
+def _tell(folder: Path, keys: PoolKeys, listener: Listener) -> None:
+    invite, terms = first_invite(folder)
     where = ", ".join(shown(*address) for address in invite.addresses)
     words = f"""\
 pool {pool_name(keys.pin)} at {where}, TLS 1.3, certificate {keys.shown}
-On each machine that should help (this line is a secret; 24 hours, 100 machines):
+On each machine that should help (this line is a secret; {terms}):
 
     wide join {invite.encode()}
 
@@ -81,7 +128,7 @@ def addresses(host: str) -> list[str]:
     families = (socket.AF_INET, socket.AF_INET6) if ":" in host else (socket.AF_INET,)
     found = []
     for name, interface in psutil.net_if_addrs().items():
-        if (state := psutil.net_if_stats().get(name)) is None or not state.isup:
+        if (state := psutil.net_if_stats().get(name)) is None or not state.isup or name.startswith(INSIDE):
             continue
         for entry in [entry for entry in interface if entry.family in families]:
             address = ipaddress.ip_address(entry.address.partition("%")[0])

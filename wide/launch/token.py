@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 from pathlib import Path
 
 from wide.errors import UsageError
+from wide.launch.keys import write_secret
 
 
 def read_token(file: str | None) -> str:
@@ -17,6 +19,8 @@ def read_token(file: str | None) -> str:
         token = Path(file).read_text(encoding="utf-8").strip()
     except OSError as error:
         raise UsageError(f"--token-file {file}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"--token-file {file}: it is no text") from None
     if not token:
         raise UsageError(f"--token-file {file}: the file is empty")
     return token
@@ -29,9 +33,10 @@ def forget_token() -> None:
 
 def token_file_in(folder: Path) -> tuple[str, Path]:
     """A new token, in a file that only its owner can read. A run that goes on keeps its own: nodes may come back."""
-    token, path = secrets.token_hex(16), folder / "token"
-    if path.exists():
-        return read_token(str(path)), path
-    with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
-        file.write(token + "\n")
+    path = folder / "token"
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        if token := path.read_text(encoding="utf-8").strip():  # a full disk may have left it empty
+            return token, path
+    token = secrets.token_hex(16)
+    write_secret(path, token + "\n")
     return token, path

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
+import msgspec
 import torch
 
 from wide import __version__
@@ -74,7 +75,10 @@ class Origin:
 
     def resume(self, folder: Path) -> str:
         """How to go on, in the caller's language."""
-        return f'resume="{folder}"' if self.is_python else f"--resume {folder}"
+        if self.is_python:
+            return f'resume="{folder}"'
+        verb = next((word for word in self.command[1:2] if word in ("run", "serve")), "run")
+        return f"wide {verb} {split_spec(self.spec)[0]} --resume {folder}" if self.spec else f"--resume {folder}"
 
 
 class Training:
@@ -245,8 +249,7 @@ class Training:
         here = build(pick_device(self.options.device), self.job.threads)
         seed = course.schedule.seed
         # Nodes of our own have the very same files, and looking through all modules would copy memory that is shared.
-        file = self._origin.file
-        program = program_of(file) if crew.is_open and file is not None else {}
+        program = program_of(self._origin.spec) if crew.is_open and self._origin.spec else {}
         options, moved = self.options, tuple(course.master.moves)
         offer, code = self._offer(course, samples) if crew.is_open else (None, b"")
         door = Door(
@@ -282,13 +285,12 @@ class Training:
 
     def _offer(self, course: Course, samples: Samples) -> tuple[Offer, bytes]:
         """What whoever thinks of joining is shown, and the code that it would run."""
-        code = code_of(self._origin.spec) if self._origin.spec else None
-        files = code.files if code is not None else ()
-        parameters = sum(parameter.numel() for parameter in course.master.model.parameters())
-        listed, main = [(name, len(data)) for name, data in files], code.main if code is not None else ""
         spec = self._origin.spec
-        offer = Offer(split_spec(spec)[0].stem, parameters, len(samples), listed, main, arguments_of(spec))
-        return offer, b"".join(data for _, data in files)
+        code = code_of(spec) if spec else None
+        offer, payload = code.offer if code is not None else (Offer("", 0, 0, arguments=arguments_of(spec)), b"")
+        parameters = sum(parameter.numel() for parameter in course.master.model.parameters())
+        name = split_spec(spec)[0].stem
+        return msgspec.structs.replace(offer, job=name, parameters=parameters, samples=len(samples)), bytes(payload)
 
     def _began(self, run: Run) -> None:
         self._run = run

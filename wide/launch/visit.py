@@ -16,13 +16,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 
 from wide.config import Sockets
 from wide.errors import ConnectionLost, NotYet, Refused, Unreachable, UsageError
 from wide.launch.code import MOST_NBYTES
+from wide.launch.guard import UP, TimeIsUp
 from wide.launch.memories import Memory, recall, remember
 from wide.launch.token import read_token
 from wide.telemetry.log import log
@@ -39,6 +40,7 @@ ECHOES = 16
 VARIABLE = "WIDE_INVITE"
 
 T = TypeVar("T")
+Role = Literal["guest", "visitor"]
 
 
 @dataclass(frozen=True)
@@ -67,10 +69,17 @@ class Visit:
     delay_s: float
     pools_clock_ahead_s: float
     is_encrypted: bool
+    address: str  # that answered
+
+    @property
+    def width(self) -> str:
+        """Of the way, as far as a few echoes tell."""
+        mbit = 8e-6 * self.bytes_per_s
+        return "more than 1 Gbit/s" if mbit > 1000 else f"about {mbit:.2g} Mbit/s" if mbit else "a slow way"
 
 
 def is_invite(text: str | None) -> bool:
-    return text is None or text == "-" or text.startswith("@") or re.match(r"wide\d+_", text.lower()) is not None
+    return text is None or text == "-" or text.startswith("@") or re.search(r"\bwide\d+_", text.lower()) is not None
 
 
 def is_typed(text: str | None) -> bool:
@@ -113,10 +122,12 @@ def enrolled(target: Target, name: str, role: str, sink: Sink = no_payload) -> t
     first = memory.credential or target.endpoint.credential
     try:
         return _hello(msgspec.structs.replace(target.endpoint, credential=first), invite, name, role, sink)
-    except Refused:
-        if memory.credential is None or invite is None or invite.id == memory.invite:
+    except Refused as refused:
+        if memory.credential is None or invite is None:
             raise
-        return _hello(target.endpoint, invite, name, role, sink)  # a new invite, for a machine that was sent away
+        with contextlib.suppress(Refused):
+            return _hello(target.endpoint, invite, name, role, sink)  # a new invite, or a key that was damaged
+        raise refused from None
 
 
 def _hello(pool: Endpoint, invite: Invite | None, name: str, role: str, sink: Sink) -> tuple[Connection, Endpoint]:
@@ -135,16 +146,16 @@ def _hello(pool: Endpoint, invite: Invite | None, name: str, role: str, sink: Si
     return connection, pool
 
 
-def visit(target: Target, name: str) -> tuple[Visit, Endpoint]:
-    """What is there, and how to come in from now on."""
+def visit(target: Target, name: str, role: Role) -> tuple[Visit, Endpoint]:
+    """What is there, and how to come in. A guest only looks; a visitor is one of the pool's machines from then on."""
     room = _Room()
-    connection, pool = enrolled(target, name, "visitor", room.place_for)
+    connection, pool = enrolled(target, name, role, room.place_for)
     with contextlib.closing(connection):
         offer = expect(connection, say.Offer)
         ahead_s = offer.at - time.time()
         delay_s, bytes_per_s = _measure(connection)
         is_encrypted = bool(connection.stream.binding)
-        return Visit(offer, room.code, bytes_per_s, delay_s, ahead_s, is_encrypted), pool
+        return Visit(offer, room.code, bytes_per_s, delay_s, ahead_s, is_encrypted, connection.address), pool
 
 
 class _Room:
@@ -179,8 +190,8 @@ def _measure(connection: Connection) -> tuple[float, float]:
     return min(took) / 2, nbytes / max(min(loaded) - min(took), 1e-6)
 
 
-def patiently(deed: Callable[[], T], retry_s: float) -> T:
-    """A pool that is not there yet is waited for."""
+def patiently(deed: Callable[[], T], retry_s: float, until: float | None = None) -> T:
+    """A pool that is not there yet is waited for; but not beyond `until`, by the clock on the wall."""
     deadline, pause_s, has_told, chance = time.monotonic() + retry_s, 0.1, False, random.SystemRandom()
     while True:
         try:
@@ -191,5 +202,7 @@ def patiently(deed: Callable[[], T], retry_s: float) -> T:
             if not has_told:
                 log.warning("%s; waiting for it", error)
             has_told = True
+        if until is not None and time.time() >= until:
+            raise TimeIsUp(UP)
         threading.Event().wait(pause_s * chance.uniform(0.5, 1.0))
         pause_s = min(2 * pause_s, LONGEST_PAUSE_S)

@@ -181,9 +181,9 @@ def _brings_weights(message: say.Work | say.Weights) -> bool:
 
 
 def _told(progress: say.Progress) -> str:
-    """`step 120/400 · this machine: 512 of 2048 batches (25 %), 85 a second · 240 s left`"""
+    """`step 120/400 · this node: 512 of 2048 batches (25 %), 85 a second · 240 s left`"""
     of = f"/{progress.steps}" if progress.steps is not None else ""
     share = progress.yours / max(1, progress.batches)
-    mine = f"this machine: {progress.yours} of {progress.batches} batches ({share:.0%}), {progress.per_s:.3g} a second"
+    mine = f"this node: {progress.yours} of {progress.batches} batches ({share:.0%}), {progress.per_s:.3g} a second"
     left = f" · {progress.left_s:.0f} s left" if progress.left_s is not None else ""
     return f"step {progress.step}{of} · {mine}{left}"

@@ -9,12 +9,10 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 
 from wide.errors import (
-    BY_EXIT_CODE,
     ConnectionLost,
     NotRepeatable,
     NotShared,
@@ -22,7 +20,7 @@ from wide.errors import (
     ParametersMoved,
     TrainingFailed,
     Unreachable,
-    WideError,
+    WrongPool,
 )
 from wide.job.definition import Job
 from wide.job.program import program_of
@@ -33,6 +31,7 @@ from wide.node.session import Left, Session
 from wide.node.workbench import Workbench
 from wide.telemetry.log import log
 from wide.transport.connection import Connection
+from wide.transport.introduction import error_of
 from wide.wire import messages as say
 
 FIRST_PAUSE_S = 0.1
@@ -43,9 +42,9 @@ class Membership:
     """One machine in one pool. What it has built stays when its connection breaks."""
 
     def __init__(
-        self, dial: Callable[[], Connection], identity: Identity, load: Callable[[], Job], file: Path | None = None
+        self, dial: Callable[[], Connection], identity: Identity, load: Callable[[], Job], spec: str = ""
     ) -> None:
-        self._dial, self._identity, self._load, self._file = dial, identity, load, file
+        self._dial, self._identity, self._load, self._spec = dial, identity, load, spec
         self._job: Job | None = None
         self._bench: Workbench | None = None
         self._session: Session | None = None
@@ -79,7 +78,9 @@ class Membership:
         while True:
             try:
                 return self._once()
-            except (ConnectionLost, Unreachable, NotYet) as error:
+            except (ConnectionLost, Unreachable, NotYet, WrongPool) as error:
+                if isinstance(error, WrongPool) and not self._was_welcome:
+                    raise  # a pool that it knew may have made room for another one, and come back
                 if self._leaving_why:
                     raise Left(self._leaving_why) from None  # nobody is there who would miss it
                 if self._is_welcome:
@@ -103,7 +104,7 @@ class Membership:
                 torch.set_num_threads(self._job.threads)
             welcome = introduce(connection, self._identity, self._job.threads)
             self._is_welcome = self._was_welcome = True
-            log.info("joined as node %d (%s)", welcome.node, self._identity.name)
+            log.info("let in as node %d (%s)", welcome.node, self._identity.name)
             with Pulse(connection):
                 stop = self._work(connection, self._job, welcome)
             if stop.exit_code == NotYet.exit_code:
@@ -123,7 +124,7 @@ class Membership:
         try:
             if self._bench is None or not self._bench.is_good_for(welcome):
                 self.close()
-                program = program_of(self._file) if self._file is not None else None
+                program = program_of(self._spec) if self._spec else None
                 self._bench = Workbench(job, welcome, self._identity.device, program)
                 if welcome.checks:
                     self._bench.keep_an_eye()
@@ -147,4 +148,4 @@ class Membership:
 def raise_for(stop: say.Stop) -> None:
     """A coordinator may say goodbye because something is wrong with us."""
     if stop.exit_code:
-        raise BY_EXIT_CODE.get(stop.exit_code, WideError)(stop.why)
+        raise error_of(stop)

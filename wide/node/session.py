@@ -39,8 +39,10 @@ class Unwanted(WideError):
     """The lease at hand is no longer of interest: the run is over."""
 
 
-class Left(WideError):
-    """This machine wants to leave the pool."""
+class Left(BaseException):
+    """This machine wants to leave the pool. Raised by a signal's handler, wherever the user's code happens to be: what
+    catches every Exception there must not catch this.
+    """
 
 
 class Session:

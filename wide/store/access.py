@@ -23,6 +23,11 @@ BY_NAME = """SELECT DISTINCT machine FROM visits JOIN nodes USING (node) WHERE n
     UNION SELECT id FROM machines WHERE name = ?"""
 
 
+REVOKE_MACHINE = """INSERT INTO machines VALUES (?1, '', '', '', ?2, ?2)
+    ON CONFLICT(id) DO UPDATE SET revoked_at = ?2 WHERE revoked_at IS NULL"""
+REVOKE_INVITE = "UPDATE invites SET revoked_at = ? WHERE id = ? AND revoked_at IS NULL"
+
+
 class Access:
     """Of the run in that database, which must be there."""
 
@@ -49,27 +54,27 @@ class Access:
 
     def machines_of(self, what: str) -> list[str]:
         """The machines that somebody means by an id, a node's number, or a name."""
-        known = {row[0] for row in self.machines()}
-        if what in known:
+        if what in {row[0] for row in self.machines()}:
             return [what]
         found = self._read(OF_NODE, int(what)) if what.isascii() and what.isdigit() and len(what) < 16 else []
         found = found or self._read(BY_NAME, what, what)
-        return sorted({machine for (machine,) in found} & known)
+        return sorted({machine for (machine,) in found} - set(self.revoked()))
 
-    def revoke(self, table: str, ids: list[str], at: float) -> None:
-        assert table in ("invites", "machines")
+    def revoke(self, machines: list[str], invites: list[str], at: float) -> None:
+        """All of them, or none. A machine may have come whose row was lost in a crash."""
         with self._writing() as db:
-            statement = f"UPDATE {table} SET revoked_at=? WHERE id=? AND revoked_at IS NULL"
-            db.executemany(statement, [(at, name) for name in ids])
+            db.executemany(REVOKE_MACHINE, [(machine, at) for machine in machines])
+            db.executemany(REVOKE_INVITE, [(at, invite) for invite in invites])
 
     def close(self) -> None:
         if self._reader is not None:
             self._reader.close()
 
     def _read(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
-        if self._reader is None:
-            self._reader = sqlite3.connect(f"{self._path.absolute().as_uri()}?mode=ro", uri=True, timeout=PATIENCE_S)
         try:
+            if self._reader is None:
+                where = f"{self._path.absolute().as_uri()}?mode=ro"
+                self._reader = sqlite3.connect(where, uri=True, timeout=PATIENCE_S)
             return self._reader.execute(query, values).fetchall()
         except sqlite3.Error as error:
             raise UsageError(f"{self._path} cannot be read ({error})") from None

@@ -27,9 +27,13 @@ class _NoInvites(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         text = record.getMessage()
-        if "wide1_" in text.lower():
-            record.msg, record.args = INVITE.sub("wide1_…", text), ()
+        if (shown := without_invites(text)) != text:
+            record.msg, record.args = shown, ()
         return True
+
+
+def without_invites(text: str) -> str:
+    return INVITE.sub("wide1_…", text)
 
 
 class _JsonLines(logging.Formatter):

@@ -25,6 +25,7 @@ class Connection:
     def __init__(self, stream: Stream, sink: Sink = no_payload) -> None:
         self.stream = stream
         self.reader = Reader(sink)
+        self.address = ""  # of the other end, as people write it; if it was dialled
         self.protocol = OLDEST  # until both ends have agreed on a newer one
         self.nonces: tuple[bytes, bytes] | None = None  # this conversation's: who dialled, and who was called
         self.bytes_sent = 0

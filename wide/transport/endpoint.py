@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from wide.config import Sockets
-from wide.errors import ConnectionLost, NotEncrypted, ProtocolError, Refused, Unreachable, UsageError, WideError
+from wide.errors import ConnectionLost, ProtocolError, Refused, Unreachable, UsageError, WideError, WrongPool
 from wide.transport.connection import Connection
 from wide.transport.introduction import knock
 from wide.transport.paced import Paced
@@ -25,7 +25,9 @@ ANSWER_S = 10.0  # until somebody who took a call has answered
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """A pool's addresses, the pin of its certificate (empty: only on this machine), and what this side knows."""
+    """A pool's addresses, the pin of its certificate (empty: not encrypted, so on this machine only), and what this
+    side knows.
+    """
 
     addresses: tuple[Address, ...]
     credential: Credential
@@ -37,7 +39,7 @@ class Endpoint(msgspec.Struct, frozen=True):
     def dial(self, silence_s: float | None = None) -> Connection:
         """A connection that blocks, to whichever address answers first; the coordinator may be silent for so long."""
         if len(self.addresses) == 1:
-            return self._call(self.addresses[0], silence_s)
+            return self._answered(self.addresses[0], silence_s)
         answers: queue.SimpleQueue[Connection | WideError] = queue.SimpleQueue()
         is_over = threading.Event()
         for address in self.addresses:
@@ -56,25 +58,17 @@ class Endpoint(msgspec.Struct, frozen=True):
 
     def _try(self, address: Address, silence_s: float | None, answers: Any, is_over: threading.Event) -> None:
         try:
-            answers.put(self._call(address, silence_s))
+            answers.put(self._answered(address, silence_s))
         except WideError as error:
             answers.put(error)
         if is_over.is_set():  # somebody else was quicker
             _hang_up(answers)
 
-    def _call(self, address: Address, silence_s: float | None) -> Connection:
-        """Who runs on this machine need not encrypt; unless it turns out that a tunnel lies between."""
-        try:
-            return self._answered(address, silence_s, encrypts=False)
-        except NotEncrypted:
-            if not self.pin:
-                raise
-            return self._answered(address, silence_s, encrypts=True)
-
-    def _answered(self, address: Address, silence_s: float | None, encrypts: bool) -> Connection:
+    def _answered(self, address: Address, silence_s: float | None) -> Connection:
         raw = connect(*address, self.sockets, ANSWER_S, ANSWER_S)
         try:
-            connection = Connection(self._stream(raw, address, encrypts))
+            connection = Connection(self._stream(raw, address))
+            connection.address = shown(*address)
             knock(connection)
         except ConnectionLost as error:
             raw.close()
@@ -88,9 +82,10 @@ class Endpoint(msgspec.Struct, frozen=True):
         raw.be_silent_for(silence_s)
         return connection
 
-    def _stream(self, raw: TcpStream, address: Address, encrypts: bool) -> Stream:
+    def _stream(self, raw: TcpStream, address: Address) -> Stream:
+        """Encrypted, whenever it is known how to know the other end: what seems to be this machine may be a tunnel."""
         paced: Stream = Paced(raw, self.most_bytes_per_s) if self.most_bytes_per_s else raw
-        if not encrypts and (raw.is_own or (self.is_insecure and not self.pin)):
+        if not self.pin and (raw.is_own or self.is_insecure):
             return paced
         if not self.pin:
             raise Refused(
@@ -102,7 +97,7 @@ class Endpoint(msgspec.Struct, frozen=True):
         while stream is None:
             stream = handshake.advance()
         if handshake.binding[:PIN_NBYTES] != self.pin:  # and nothing was said yet
-            raise Refused(
+            raise WrongPool(
                 f"{shown(*address)} answers with another certificate than the invite's: it is another pool, or "
                 "somebody in between; ask for a new invite if the pool was made anew"
             )
@@ -121,11 +116,13 @@ def _hang_up(answers: queue.SimpleQueue[Connection | WideError]) -> None:
 
 
 def _gravest(problems: list[WideError]) -> WideError:
-    """A pool that does not want us says more than an address where nobody is."""
+    """A pool that does not want us says most. Where one address is somebody else's, another may be the pool's."""
     for problem in problems:
-        if not isinstance(problem, Unreachable):
+        if not isinstance(problem, Unreachable | WrongPool):
             return problem
-    return problems[0] if len(problems) == 1 else Unreachable("; ".join(dict.fromkeys(map(str, problems))))
+    if all(isinstance(problem, WrongPool) for problem in problems):
+        return problems[0]
+    return Unreachable("; ".join(dict.fromkeys(map(str, problems))) or "the invite names no address")
 
 
 def of_invite(invite: Invite, sockets: Sockets) -> Endpoint:

@@ -8,9 +8,10 @@ from typing import TypeVar
 
 import msgspec
 
-from wide.errors import BY_EXIT_CODE, NotEncrypted, ProtocolError, Refused, VersionMismatch, WideError
+from wide.errors import BY_EXIT_CODE, OtherProgram, ProtocolError, Refused, VersionMismatch, WideError
 from wide.transport.connection import Connection
 from wide.wire import messages as say
+from wide.wire import words
 from wide.wire.proof import Credential, is_proven, nonce, proof
 
 M = TypeVar("M", bound=say.Message)
@@ -58,12 +59,16 @@ def say_hello(connection: Connection, credential: Credential, who: Self) -> say.
     return known
 
 
+def error_of(stop: say.Stop) -> WideError:
+    """Why the other end said goodbye, if not because all is done."""
+    kind = OtherProgram if stop.is_program else BY_EXIT_CODE.get(stop.exit_code, WideError)
+    return kind(words.line(stop.why))
+
+
 def expect(connection: Connection, kind: type[M]) -> M:
     message = connection.wait()
-    if isinstance(message, say.Stop) and message.must_encrypt:
-        raise NotEncrypted(message.why)
     if isinstance(message, say.Stop):
-        raise BY_EXIT_CODE.get(message.exit_code, WideError)(message.why)
+        raise error_of(message)
     if not isinstance(message, kind):
         raise ProtocolError("out of order", f"expected {kind.__name__}, got {type(message).__name__}")
     return message

@@ -268,15 +268,20 @@ class Listener:
         try:
             self._sock = _listen_here(host) if self._is_here else _listen(host, port, sockets)
         except OSError as error:
-            raise UsageError(
-                f"cannot listen on {host} port {port} ({error.strerror or error}): choose another with --port"
-            ) from None
+            why, option = str(error.strerror or error).partition(" (while")[0], "--port"
+            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                option = "--host (0.0.0.0: all of this machine's)"
+            raise UsageError(f"cannot listen on {host} port {port} ({why}): choose another with {option}") from None
         self._sock.setblocking(False)
         _allow_many_files()
         self.host: str = host
         self.port: int = 0
         if not self._is_here:
             self.host, self.port = self._sock.getsockname()[:2]
+
+    def encrypt(self, tls: Tls) -> None:
+        """From now on, and with this."""
+        self._tls = tls
 
     def fileno(self) -> int:
         return self._sock.fileno()

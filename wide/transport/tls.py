@@ -91,7 +91,7 @@ class Handshake:
 
 
 def _words(error: ssl.SSLError) -> str:
-    return (error.reason or str(error.args[-1])).lower().replace("_", " ")
+    return str(getattr(error, "reason", None) or error.args[-1]).lower().replace("_", " ")
 
 
 class TlsStream:
@@ -107,7 +107,7 @@ class TlsStream:
         self._opened = memoryview(b"")  # but not asked for yet
         self._has_rest = incoming.pending > 0
         self._sealed, self._held_nbytes = memoryview(b""), 0  # on its way; how much of what the caller offers it is
-        self._nbytes = 0
+        self._nbytes, self._broken = 0, ""  # why nothing more can be read
 
     @property
     def is_closed(self) -> bool:
@@ -167,6 +167,8 @@ class TlsStream:
         with self._lock:
             self._has_rest = False
             try:
+                if self._broken:
+                    raise ssl.SSLError(0, self._broken)
                 while done < len(room):
                     if not (nbytes := int(self._tls.read(len(room) - done, room[done:]))):
                         raise ssl.SSLZeroReturnError(0, "closed")
@@ -175,8 +177,10 @@ class TlsStream:
             except ssl.SSLWantReadError:
                 pass
             except ssl.SSLError as error:
+                self._broken = _words(error)  # what came before it is handed over first
                 if not done:
-                    raise ConnectionLost(f"the connection broke: {_words(error)}") from None
+                    raise ConnectionLost(f"the connection broke: {self._broken}") from None
+                self._has_rest = True
         self._count(done)
         return done
 
@@ -187,15 +191,21 @@ class TlsStream:
                 return 0
             taken = self._held_nbytes
         for data in _slices(buffers, taken):
-            with self._lock:
-                self._tls.write(data)
-                self._sealed = memoryview(self._outgoing.read())
+            self._sealed = self._seal(data)
             self._held_nbytes = len(data)
             self._count(len(data))
             if not self._push():
                 break
             taken += len(data)
         return taken
+
+    def _seal(self, data: bytes | memoryview) -> memoryview:
+        with self._lock:
+            try:
+                self._tls.write(data)
+            except ssl.SSLError as error:
+                raise ConnectionLost(f"the connection broke: {_words(error)}") from None
+            return memoryview(self._outgoing.read())
 
     def _push(self) -> bool:
         """Is all of it on its way?"""

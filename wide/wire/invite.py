@@ -58,11 +58,12 @@ class Invite(msgspec.Struct, frozen=True):
 def parse(text: str) -> Invite:
     """Raises UsageError, in words: what is wrong with it."""
     word = "".join(text.split()).lower()  # as mail programs and narrow terminals break it
+    word = word[max(word.find(PREFIX), 0) :]  # whoever pastes the whole line means the invite in it
     if not word.startswith(PREFIX):
         newer = re.match(r"wide(\d+)_", word)
         if newer:
             raise UsageError(f"this invite is of kind {newer[1]}, this version knows kind 1: update wide")
-        raise UsageError("this is no invite: it begins with wide1_, as `wide serve` printed it")
+        raise UsageError("this is no invite: one begins with wide1_, as `wide serve` printed it")
     letters = word[len(PREFIX) :]
     if strange := re.search(r"[^a-z2-7]", letters):
         raise UsageError(f"the invite was misread: {strange[0]!r} is in no invite; copy it once more")
@@ -74,9 +75,15 @@ def parse(text: str) -> Invite:
         raise UsageError("the invite is cut: its end is missing; copy it once more") from None
     if len(packed) < nbytes + _CRC.size:
         raise UsageError("the invite is cut: its end is missing; copy it once more")
-    if len(packed) > nbytes + _CRC.size or binascii.crc_hqx(packed, 0):
+    if binascii.crc_hqx(packed, 0) or not _is_sound(invite) or invite.encode() != word:
         raise UsageError("the invite was misread: its check digits do not fit; copy it once more")
     return invite
+
+
+def _is_sound(invite: Invite) -> bool:
+    """Could `wide serve` have made it?"""
+    are_named = all(host.isprintable() and host for host, _ in invite.addresses)
+    return are_named and 0 < len(invite.addresses) <= MOST_ADDRESSES
 
 
 def _pack(address: Address) -> bytes:

@@ -62,7 +62,9 @@ class Hello(Message, frozen=True):
 
     credential: Annotated[str, msgspec.Meta(max_length=64)]  # "token", "evaluator", "invite ID", or "machine ID"
     proof: Annotated[bytes, msgspec.Meta(max_length=32)]  # wire/proof.py
-    role: str  # "node", "evaluator"; "visitor", who wants to see the code; or "planner", who only asks
+    role: (
+        str  # "node", "evaluator"; "guest", who looks around; "visitor", who is enrolled, too; "planner", who only asks
+    )
     name: str
     host: str
     pid: Stored
@@ -251,7 +253,7 @@ class Stop(Message, frozen=True):
 
     why: str
     exit_code: int
-    must_encrypt: bool = False  # you are on another machine: come again, over TLS
+    is_program: bool = False  # your code is not mine: if it was I who sent it, ask for it again
 
 
 class Planned(Message, frozen=True):
