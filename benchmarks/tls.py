@@ -21,11 +21,10 @@ from benchmarks.pools import WIDE, Served
 from wide.config import Sockets
 from wide.launch.keys import PoolKeys, keys_in
 from wide.telemetry.process import rss_bytes
-from wide.transport.endpoint import of_invite
+from wide.transport.endpoint import endpoint
 from wide.transport.stream import Stream
 from wide.transport.tcp import TcpStream
 from wide.transport.tls import Handshake, client_context
-from wide.wire.invite import parse
 
 MBIT = 1000.0
 SECONDS = 15.0
@@ -48,7 +47,7 @@ def run(repeats: int, say: Callable[[str], None]) -> dict[str, Any]:
     memory_kb = _memory_kb()
     ratio = median(a / b for a, b in zip(rates[False], rates[True], strict=True))
     say(
-        f"{memory_kb:.0f} KB for both ends of a connection; loopback is {'not ' * (not is_loopback_encrypted)}encrypted"
+        f"{memory_kb:.0f} KB for both ends of a connection; loopback is {'encrypted' if is_loopback_encrypted else 'plain'}"
     )
     say(f"from paste to the first merged batch {pasted_s:.1f} s, of which torch's import takes {import_s:.1f} s")
     return {
@@ -83,7 +82,8 @@ def _from_paste(here: Host, there: Host) -> tuple[float, bool]:
     ):
         began = time.time()
         served.start([*there.prefix, *WIDE, "join", "--allow-code", "any"], WIDE_INVITE=served.invite)
-        inside = [*here.prefix, sys.executable, "-m", "benchmarks.tls", served.invite]
+        token = (served.folder / "run" / "token").read_text().strip()
+        inside = [*here.prefix, sys.executable, "-m", "benchmarks.tls", served.address, token]
         asked = subprocess.run(inside, capture_output=True, text=True, check=True, env=served.environment)
         served.result()
         with contextlib.closing(sqlite3.connect(Path(folder) / "run" / "run.db")) as db:
@@ -133,5 +133,5 @@ def _exchange(ends: tuple[Stream, Stream]) -> None:
 
 
 if __name__ == "__main__":  # within the pool's own host
-    with contextlib.closing(of_invite(parse(sys.argv[1]), Sockets()).dial(5.0)) as line:
+    with contextlib.closing(endpoint(sys.argv[1], sys.argv[2], Sockets()).dial(5.0)) as line:
         print("encrypted" if line.stream.binding else "plain")
