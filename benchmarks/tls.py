@@ -46,9 +46,8 @@ def run(repeats: int, say: Callable[[str], None]) -> dict[str, Any]:
     import_s = _torch_s()
     memory_kb = _memory_kb()
     ratio = median(a / b for a, b in zip(rates[False], rates[True], strict=True))
-    say(
-        f"{memory_kb:.0f} KB for both ends of a connection; loopback is {'encrypted' if is_loopback_encrypted else 'plain'}"
-    )
+    loopback = "encrypted" if is_loopback_encrypted else "plain"
+    say(f"{memory_kb:.0f} KB for both ends of a connection; loopback is {loopback}")
     say(f"from paste to the first merged batch {pasted_s:.1f} s, of which torch's import takes {import_s:.1f} s")
     return {
         "mbit": MBIT,
