@@ -18,7 +18,8 @@ import torch
 
 from wide.config import Sockets
 from wide.transport.connection import Connection
-from wide.transport.tcp import Listener, TcpStream, connect
+from wide.transport.listener import Listener
+from wide.transport.tcp import TcpStream, connect
 from wide.wire import messages as say
 
 ANSWER = b"done"

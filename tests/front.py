@@ -11,8 +11,9 @@ from wide.coordinator.master import Master
 from wide.errors import ConnectionLost
 from wide.exchange.delivery import Assignment
 from wide.exchange.door import Door
-from wide.exchange.exchange import Exchange, Goods
+from wide.exchange.exchange import Exchange
 from wide.exchange.feed import Feed
+from wide.exchange.goods import Goods
 from wide.exchange.guests import Guests
 from wide.job.model import build_model
 from wide.job.samples import Samples

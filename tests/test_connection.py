@@ -19,8 +19,8 @@ from wide.node.greeting import Identity, introduce
 from wide.node.session import Left, Session
 from wide.node.workbench import Workbench
 from wide.transport.connection import Connection
+from wide.transport.listener import Listener
 from wide.transport.memory import pair
-from wide.transport.tcp import Listener
 from wide.wire import messages as say
 from wide.wire.proof import of_token
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from contextlib import closing
@@ -12,9 +13,9 @@ from tests.processes import ROOT, wide
 from wide.cli.main import main
 from wide.config import Sockets, resolve
 from wide.errors import ConnectionLost, Unreachable, UsageError
-from wide.transport import tcp
 from wide.transport.connection import Connection
-from wide.transport.tcp import IOV_MAX, Listener, TcpStream, address_here, connect
+from wide.transport.listener import Listener
+from wide.transport.tcp import IOV_MAX, TcpStream, address_here, connect
 from wide.wire import messages as say
 
 
@@ -205,7 +206,7 @@ def test_another_users_process_is_not_let_in_by_this_machines_socket(monkeypatch
         pytest.skip("this system has no such sockets")
     with closing(Listener(address, 0)) as listener:
         caller = connect(address, 0)
-        monkeypatch.setattr(tcp.os, "getuid", lambda: 12345)
+        monkeypatch.setattr(os, "getuid", lambda: 12345)
         assert listener.accept() is None
         with pytest.raises(ConnectionLost):
             caller.receive_into(memoryview(bytearray(1)))

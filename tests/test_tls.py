@@ -18,9 +18,10 @@ from wide.transport.connection import Connection
 from wide.transport.endpoint import Endpoint
 from wide.transport.hub import TcpHub
 from wide.transport.introduction import knock
+from wide.transport.listener import Listener, Tls
 from wide.transport.memory import pair
 from wide.transport.paced import Paced
-from wide.transport.tcp import Listener, Tls, connect
+from wide.transport.tcp import connect
 from wide.transport.tls import Handshake, client_context
 from wide.wire import messages as say
 from wide.wire.proof import of_token

@@ -23,8 +23,9 @@ from wide.coordinator.server import Server
 from wide.coordinator.state import Pool
 from wide.exchange.common import Common
 from wide.exchange.door import Door
-from wide.exchange.exchange import Exchange, Goods
+from wide.exchange.exchange import Exchange
 from wide.exchange.feed import Feed
+from wide.exchange.goods import Goods
 from wide.job.schedule import Schedule
 from wide.strategy.catalogue import EXACT, MEASURES
 from wide.telemetry.clock import REAL, Clock

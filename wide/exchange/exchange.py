@@ -13,13 +13,9 @@ import math
 import traceback
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 from wide.codec.choose import Role
-from wide.codec.encoders import Encoders
-from wide.codec.layout import Flat, Layout
-from wide.codec.spare import Spare
 from wide.codec.speeds import Trial, measure
 from wide.errors import (
     ConnectionLost,
@@ -33,11 +29,10 @@ from wide.errors import (
     WideError,
 )
 from wide.exchange import happenings as happened
-from wide.exchange.common import Common
 from wide.exchange.complaints import Complaints, reason_of
 from wide.exchange.delivery import Assignment, Delivery
 from wide.exchange.door import Door
-from wide.exchange.feed import Feed
+from wide.exchange.goods import Goods
 from wide.exchange.happenings import Happening
 from wide.exchange.inspection import Inspection
 from wide.exchange.intake import Intake, Whole
@@ -56,20 +51,6 @@ from wide.wire import words
 
 TOLD_EVERY_S = 1.0
 LOOKED_AT, ROUND = 64, 16  # so many peers are looked at in one tick; if there are more, all of them in so many ticks
-
-
-@dataclass(frozen=True)
-class Goods:
-    """What is exchanged: the weights and how they lie, room for updates, the data; what encodes them, and memory that
-    nodes on this machine can see.
-    """
-
-    layout: Layout
-    weights: Flat
-    spare: Spare
-    feed: Feed
-    encoders: Encoders
-    common: Common = field(default_factory=lambda: Common(is_wanted=False))
 
 
 class Exchange:

@@ -18,7 +18,8 @@ from wide.config import Options
 from wide.exchange.guests import Guests
 from wide.launch.processes import GRACE_S, Children
 from wide.transport.endpoint import Endpoint
-from wide.transport.tcp import Listener, address_here
+from wide.transport.listener import Listener
+from wide.transport.tcp import address_here
 from wide.wire.proof import Credential, of_token
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from wide.errors import UsageError
-from wide.transport.tcp import Tls
+from wide.transport.listener import Tls
 from wide.transport.tls import fingerprint, server_context
 from wide.wire.invite import PIN_NBYTES
 from wide.wire.proof import ROOT_NBYTES

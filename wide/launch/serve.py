@@ -27,7 +27,8 @@ from wide.launch.token import forget_token, read_token, token_file_in
 from wide.launch.training import Origin, Training
 from wide.store.access import Access
 from wide.store.rundb import create
-from wide.transport.tcp import Listener, shown
+from wide.transport.listener import Listener
+from wide.transport.tcp import shown
 
 MOST_ADDRESSES = 4
 INSIDE = ("docker", "br-", "virbr", "veth", "cni", "flannel")  # networks of this machine's own containers

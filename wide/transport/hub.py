@@ -12,8 +12,8 @@ import time
 from collections.abc import Iterable
 from typing import Any, NamedTuple, Protocol
 
+from wide.transport.listener import Call, Listener
 from wide.transport.stream import Stream
-from wide.transport.tcp import Call, Listener
 from wide.transport.tls import TlsStream
 
 CALLERS, RUNG = "callers", "rung"  # keys: somebody wants to be accepted; somebody has rung

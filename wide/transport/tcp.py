@@ -5,31 +5,22 @@ and their options, and translates OSError; knows nothing of frames or messages.
 from __future__ import annotations
 
 import contextlib
-import errno
 import ipaddress
 import math
-import os
 import secrets
 import select
 import socket
-import ssl
-import struct
 import sys
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from wide.config import Sockets
-from wide.errors import ConnectionLost, ProtocolError, Unreachable, UsageError
-from wide.transport.stream import Stream
-from wide.transport.tls import FIRST_BYTE, Handshake
+from wide.errors import ConnectionLost, Unreachable
 
-BACKLOG = 1024
 IOV_MAX = 1024  # buffers in one vectored call: Linux, macOS and the BSDs take no more
 PATIENCE = 4  # keepalive periods without an answer, or without room for what we send, until a peer counts as gone
 SILENCE_S = 120.0  # a coordinator says every second that it is there, unless it is busy with a long step
 DEFAULTS = Sockets()
 HERE = "\0"  # an address that begins so is a name, known to this machine only: no file, and gone with its listener
-CREDENTIALS = struct.Struct("3i")  # process, user, group
 
 
 def address_here() -> str | None:
@@ -160,7 +151,7 @@ def _watch_peer(sock: socket.socket, keepalive_s: int) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
-def _size_buffers(sock: socket.socket, sockets: Sockets) -> None:
+def size_buffers(sock: socket.socket, sockets: Sockets) -> None:
     """Before the handshake, which fixes how far the window can open; accepted sockets inherit it."""
     if sockets.buffer_nbytes:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, sockets.buffer_nbytes)
@@ -198,7 +189,7 @@ def _dial(host: str, port: int, sockets: Sockets, timeout_s: float) -> socket.so
     for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
         sock = socket.socket(family, kind, protocol)
         try:
-            _size_buffers(sock, sockets)
+            size_buffers(sock, sockets)
             sock.settimeout(timeout_s)
             sock.connect(address)
         except OSError as error:
@@ -207,139 +198,3 @@ def _dial(host: str, port: int, sockets: Sockets, timeout_s: float) -> socket.so
         else:
             return sock
     raise problem
-
-
-class Tls(NamedTuple):
-    """What a pool encrypts with, and its certificate's hash."""
-
-    context: ssl.SSLContext
-    binding: bytes
-
-
-class Call:
-    """Somebody who dialled in, until it is known how it speaks. `host` is where from, `address` the same with its port;
-    `stream` is the connection as it is, for a last word.
-    """
-
-    def __init__(self, stream: TcpStream, host: str, address: str, tls: Tls | None, allows_plain: bool) -> None:
-        self.stream, self.host, self.address = stream, host, address
-        self.is_own = stream.is_own
-        self._tls, self._allows_plain = tls, allows_plain or self.is_own
-        self._handshake: Handshake | None = None
-
-    def fileno(self) -> int:
-        return self.stream.fileno()
-
-    def answer(self) -> Stream | None:
-        """What can be spoken over; None: it has not said enough yet. Raises ConnectionLost or ProtocolError."""
-        if self._handshake is not None:
-            return self._handshake.advance()
-        if self._tls is None and self._allows_plain:
-            return self.stream
-        if not (first := self.stream.peek()):
-            return None
-        if first[0] == FIRST_BYTE and self._tls is not None:
-            self._handshake = Handshake(self.stream, self._tls.context, True, self._tls.binding)
-            return self._handshake.advance()
-        if not self._allows_plain:
-            raise ProtocolError("not encrypted", "this pool encrypts what comes from other machines: use its invite")
-        return self.stream
-
-    def close(self) -> None:
-        self.stream.close()
-
-
-class Listener:
-    """A listening socket that hands out callers, none of whom blocks. With `tls`, others than this machine's own are
-    answered only if they encrypt what they say; unless `is_insecure`.
-    """
-
-    def __init__(
-        self,
-        host: str,
-        port: int,
-        sockets: Sockets = DEFAULTS,
-        tls: Tls | None = None,
-        is_insecure: bool = False,
-    ) -> None:
-        self._is_here = host.startswith(HERE)
-        self._sockets = DEFAULTS if self._is_here else sockets
-        self._tls, self._is_insecure = tls, is_insecure
-        try:
-            self._sock = _listen_here(host) if self._is_here else _listen(host, port, sockets)
-        except OSError as error:
-            why, option = str(error.strerror or error).partition(" (while")[0], "--port"
-            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
-                option = "--host (0.0.0.0: all of this machine's)"
-            raise UsageError(f"cannot listen on {host} port {port} ({why}): choose another with {option}") from None
-        self._sock.setblocking(False)
-        _allow_many_files()
-        self.host: str = host
-        self.port: int = 0
-        if not self._is_here:
-            self.host, self.port = self._sock.getsockname()[:2]
-
-    def encrypt(self, tls: Tls) -> None:
-        """From now on, and with this."""
-        self._tls = tls
-
-    def fileno(self) -> int:
-        return self._sock.fileno()
-
-    def accept(self) -> Call | None:
-        """The next caller, or None when there is none (any more).
-
-        Raises ConnectionLost when there is one but no room for it: somebody else must go first.
-        """
-        try:
-            sock, address = self._sock.accept()
-        except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE):
-                raise ConnectionLost("too many connections are open") from None
-            return None
-        if self._is_here and not _is_own_user(sock):
-            sock.close()
-            return None
-        sock.setblocking(False)
-        stream = TcpStream(sock, self._sockets)
-        if self._is_here:
-            return Call(stream, "localhost", "localhost", None, True)
-        host = str(ip(address[0]))
-        return Call(stream, host, shown(host, address[1]), self._tls, self._is_insecure)
-
-    def close(self) -> None:
-        """Callers that were never accepted are sent away too, even if forked children still hold this socket."""
-        with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)
-        self._sock.close()
-
-
-def _listen(host: str, port: int, sockets: Sockets) -> socket.socket:
-    """All addresses of IPv6 include those of IPv4, where the system can do that."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    both = host == "::" and socket.has_dualstack_ipv6()
-    sock = socket.create_server((host, port), family=family, backlog=BACKLOG, dualstack_ipv6=both)
-    _size_buffers(sock, sockets)
-    return sock
-
-
-def _listen_here(name: str) -> socket.socket:
-    sock = socket.socket(socket.AF_UNIX)
-    sock.bind(name)
-    sock.listen(BACKLOG)
-    return sock
-
-
-def _is_own_user(sock: socket.socket) -> bool:
-    """The name is no secret: everybody on this machine can see it."""
-    user: int = CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))[1]
-    return user == os.getuid()
-
-
-def _allow_many_files() -> None:
-    """A pool may have more members than the 1,024 files that many systems allow by default."""
-    with contextlib.suppress(ImportError, OSError, ValueError):  # Windows has no such limit
-        import resource
-
-        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
