@@ -171,4 +171,4 @@ def test_in_a_pool_that_stands_still_nobody_is_blamed():
 
 def test_what_a_node_is_told_of_itself():
     words = _told(say.Progress(step=120, steps=400, left_s=240.4, batches=2048, yours=512, per_s=85.0))
-    assert words == "step 120/400 · this machine: 512 of 2048 batches (25%), 85 a second · 240 s left"
+    assert words == "step 120/400 · this node: 512 of 2048 batches (25%), 85 a second · 240 s left"

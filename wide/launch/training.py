@@ -75,10 +75,7 @@ class Origin:
 
     def resume(self, folder: Path) -> str:
         """How to go on, in the caller's language."""
-        if self.is_python:
-            return f'resume="{folder}"'
-        verb = next((word for word in self.command[1:2] if word in ("run", "serve")), "run")
-        return f"wide {verb} {split_spec(self.spec)[0]} --resume {folder}" if self.spec else f"--resume {folder}"
+        return f'resume="{folder}"' if self.is_python else f"--resume {folder}"
 
 
 class Training:
