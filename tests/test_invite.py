@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import contextlib
 
 import pytest
@@ -23,7 +25,7 @@ invites = st.builds(
     Invite,
     st.binary(min_size=4, max_size=4).map(bytes.hex),
     st.integers(0, 2**32 - 1),
-    st.lists(st.tuples(hosts, st.integers(0, 65535)), min_size=1, max_size=8).map(tuple),
+    st.lists(st.tuples(hosts, st.integers(1, 65535)), min_size=1, max_size=8).map(tuple),
     st.binary(min_size=PIN_NBYTES, max_size=PIN_NBYTES),
     st.binary(min_size=16, max_size=16),
 )
@@ -75,6 +77,14 @@ def test_line_breaks_and_capitals_do_not_matter():
 def test_what_is_wrong_with_an_invite_is_said(text, words):
     with pytest.raises(UsageError, match=words):
         parse(text)
+
+
+@pytest.mark.parametrize("host", [b"a..b", b".a", b"x" * 70, b"\xff", b"a b", b"\0wide", b""])
+def test_a_name_that_is_none_is_misread(host):
+    packed = bytes((1, 0)) + bytes(8) + bytes((1, 1, len(host))) + host + b"\x24\xd9" + bytes(36)
+    packed += binascii.crc_hqx(packed, 0).to_bytes(2, "big")
+    with pytest.raises(UsageError, match="misread"):
+        parse("wide1_" + base64.b32encode(packed).decode().rstrip("=").lower())
 
 
 def test_one_address_makes_a_line_that_fits_on_a_screen():

@@ -204,8 +204,9 @@ def test_arguments_travel_with_the_code(tmp_path):
 
 
 def test_a_node_that_was_sent_the_code_follows_when_it_changes(tmp_path):
-    """Another line, then other arguments: it looks again, and asks for consent if nobody gave it."""
-    body = "import sys\nrate = float((sys.argv + ['0.1'])[1])\n" + SLOW_LOSS
+    """Another line beside the job, and other arguments: it looks again, and runs that."""
+    (tmp_path / "helper.py").write_text("print('the first helper')\n")
+    body = "import helper, sys\nrate = float((sys.argv + ['0.1'])[1])\n" + SLOW_LOSS
     changes = "steps=40, loss=loss, optimizer=lambda p: torch.optim.SGD(p, lr=rate)"
     with pool(tmp_path, changes=changes, body=body) as serving:
         join = ("join", serving.invite, "--allow-code", "any")
@@ -213,12 +214,14 @@ def test_a_node_that_was_sent_the_code_follows_when_it_changes(tmp_path):
             assert until(lambda: query(tmp_path, "SELECT * FROM ledger"))
             serving.terminate()
             serving.communicate(timeout=30)
+            (tmp_path / "helper.py").write_text("print('the second helper')\n")
             words = ("serve", "small.py", "--resume", "here", "--json")
             with started(*words, "--", "0.7", cwd=tmp_path) as again:
                 result, said = finished(again)
             assert "the job's arguments are not as they were" in said
-            assert node.wait(20) == 0
-            assert "the pool trains other code by now" in node.stderr.read()
+            out, told = node.communicate(timeout=20)
+            assert (node.returncode, "the pool trains other code by now" in told) == (0, True)
+            assert "the second helper" in out + told, "nothing of the old code is used"
     assert result["steps"] == 40
     code, _, err = wide("serve", "small.py", "--resume", "here", cwd=tmp_path)
     assert (code, "are not as they were" in err) == (0, False), "the last ones are remembered"
@@ -260,6 +263,18 @@ def test_whoever_is_told_to_leave_leaves_whatever_its_code_is_doing(tmp_path, no
         assert serving.poll() is None
 
 
+@pytest.mark.parametrize("after_s", [0.8, 2.0])
+def test_whoever_leaves_while_its_nodes_are_started_leaves_nobody_behind(tmp_path, after_s):
+    with pool(tmp_path, changes="steps=4000, loss=loss") as serving:
+        join = ("join", serving.invite, "--allow-code", "any", "--nodes", 2)
+        with started(*join, cwd=elsewhere(tmp_path), **places(tmp_path)) as node:
+            then = time.monotonic() + after_s
+            assert until(lambda: time.monotonic() > then)
+            os.killpg(node.pid, signal.SIGINT)
+            assert node.wait(20) == 130
+        assert serving.poll() is None  # and `started` has seen that nobody is left
+
+
 def test_a_port_that_is_taken_leaves_no_folder_behind(tmp_path):
     with pool(tmp_path) as serving:
         port = serving.where.rpartition(":")[2]
@@ -295,7 +310,7 @@ def test_a_machine_that_comes_before_its_pool_waits_and_one_that_was_in_need_not
 
 
 def test_invites_are_made_listed_used_up_and_revoked(tmp_path):
-    with pool(tmp_path) as serving:
+    with pool(tmp_path, changes="steps=9000, loss=loss") as serving:
         assert until(lambda: (tmp_path / "here" / "checkpoints").exists() or query(tmp_path, "SELECT * FROM invites"))
         code, out, _ = wide("invite", "here", "--uses", 1, "--expires", "90m", "--name", "for Ada", cwd=tmp_path)
         assert code == 0
@@ -320,6 +335,18 @@ def test_invites_are_made_listed_used_up_and_revoked(tmp_path):
             assert node.wait(10) == 77
         code, _, err = wide(*join, **ada)
         assert (code, "has revoked it" in err) == (77, True)
+        _, out, _ = wide("invite", "here", "--uses", 1, cwd=tmp_path)
+        with started(
+            "join", out.split()[-1], "--allow-code", "any", "--name", "ada", **ada
+        ) as node:  # it may come again
+            before = len(query(tmp_path, "SELECT * FROM ledger"))
+            assert until(lambda: len(query(tmp_path, "SELECT * FROM ledger")) > before)
+            assert len(query(tmp_path, "SELECT * FROM machines")) == 2
+            node.kill()
+        with started("join", out.split()[-1], "--allow-code", "any", "--name", "ada", **ada) as node:  # with a key
+            before = len(query(tmp_path, "SELECT * FROM ledger"))
+            assert until(lambda: len(query(tmp_path, "SELECT * FROM ledger")) > before)
+            node.kill()
         assert set(rejects(tmp_path)) == {"refused"}
         code, out, _ = wide("invite", "here", "--expires", "1s", cwd=tmp_path)
         late = out.split()[-1]

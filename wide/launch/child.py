@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from multiprocessing.connection import Connection as Pipe
 from multiprocessing.connection import wait
 from typing import NoReturn
@@ -142,9 +143,14 @@ def _job(job: str | bytes) -> Job:
     return ready
 
 
-def end_with_parent() -> None:
-    """Should the parent be killed, no child stays behind, not even one deep in a long computation."""
+def end_with_parent(grace_s: float | None = None) -> None:
+    """Should the parent be killed, no child stays behind, not even one deep in a long computation. What catches the
+    signal has so long to end by itself.
+    """
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])
         os.kill(os.getpid(), signal.SIGTERM)
+        if grace_s is not None:
+            time.sleep(grace_s)
+            os._exit(128 + signal.SIGTERM)

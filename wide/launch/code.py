@@ -128,8 +128,13 @@ def check_consent(code: Code, allowed: str | None, remembered: Sequence[str]) ->
         raise Refused("you did not want to run the pool's code")
 
 
+def code_folder() -> Path:
+    """Where all code lies that pools have sent."""
+    return cache_folder() / "code"
+
+
 def folder_of(code: Code) -> Path:
-    return cache_folder() / "code" / code.digest[:32]
+    return code_folder() / code.digest[:32]
 
 
 def put_down(code: Code) -> str:

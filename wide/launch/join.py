@@ -83,12 +83,11 @@ def _visited(target: Target, joining: Joining, name: str) -> tuple[Endpoint, str
     """How to come in, with which job, and the hash of its code if the pool sent that."""
     if target.invite is None and joining.job is not None:
         return target.endpoint, joining.job, ""
-    was_enrolled = target.is_enrolled
     seen, pool = patiently(lambda: visit(target, name, "guest"), joining.retry_s, joining.terms.until)
     known = "answers with the right certificate" if seen.is_encrypted else "answers, and knows the secret"
     log.info("%s %s. Job %s; %s to it.", seen.address, known, _quoted(seen.offer), seen.width)
     job, digest = (_own_job(joining.job, seen), "") if joining.job is not None else _code(target, seen, joining)
-    if not was_enrolled:
+    if pool.credential.name.startswith("invite "):  # it has no key of its own there, or none that is good
         if is_typed(joining.target):
             log.info("the invite is in your shell's history now; `wide join` alone asks for it, and does not show it")
         _, pool = patiently(lambda: visit(target, name, "visitor"), joining.retry_s, joining.terms.until)

@@ -9,14 +9,17 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
 from types import FrameType
 
 from wide.errors import Interrupted, OtherProgram, WideError
-from wide.job.loading import load
+from wide.job.definition import Job
+from wide.job.loading import load, split_spec
 from wide.launch.child import end_with_parent
+from wide.launch.code import code_folder
 from wide.launch.guard import Guard, Terms
-from wide.launch.lending import OTHER_PROGRAM, Lent
-from wide.launch.signals import SIGNALS, say_and_end
+from wide.launch.lending import LEAVE_S, OTHER_PROGRAM, Lent
+from wide.launch.signals import on_signals, say_and_end
 from wide.node.greeting import Identity, pick_device
 from wide.node.membership import Membership, raise_for
 from wide.node.session import Left
@@ -31,7 +34,7 @@ class LentNode:
         device = pick_device(lent.device, lent.index)
         identity = Identity(lent.endpoint.credential, lent.name, os.getpid(), device)
         dial = functools.partial(lent.endpoint.dial, SILENCE_S)
-        self._membership = Membership(dial, identity, lambda: load(lent.job), lent.job)
+        self._membership = Membership(dial, identity, lambda: _loaded(lent.job), lent.job)
         self._retry_s = lent.retry_s
         self.why = "it was told to leave"
         self.is_alone = True  # or a parent ends it, if it takes too long
@@ -73,19 +76,22 @@ def serve_here(lent: Lent, terms: Terms) -> None:
             _thread.interrupt_main(signal.SIGTERM)
 
     guard = Guard(terms, send_away)
-    for number in SIGNALS:
-        signal.signal(number, node.leave)
-    with guard:
-        try:
+    before = on_signals(node.leave)
+    try:
+        with guard:
             node.work()
-        except Left:
-            raise guard.why or Interrupted("left the pool", node.signals[0]) from None
+    except Left:
+        raise guard.why or Interrupted("left the pool", node.signals[0]) from None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def serve_as_child(lent: Lent) -> None:
     """As one of several; the parent hears Ctrl-C, and passes it on as SIGTERM."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=end_with_parent, daemon=True).start()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the process that it was forked from ignores it
+    threading.Thread(target=end_with_parent, args=(LEAVE_S,), daemon=True).start()
     with logging_to(lent.log):
         try:
             node = LentNode(lent)
@@ -102,4 +108,15 @@ def serve_as_child(lent: Lent) -> None:
 
 
 def threads_of(spec: str) -> int:
-    return load(spec).threads
+    return _loaded(spec).threads
+
+
+def _loaded(spec: str) -> Job:
+    """The job; and nothing of another version of its code, which this process may have run before."""
+    own, sent = split_spec(spec)[0].resolve().parent, code_folder().resolve()
+    for name, module in list(sys.modules.items()):
+        parents = Path(getattr(module, "__file__", None) or "").parents
+        if sent in parents and own not in parents:
+            del sys.modules[name]
+    sys.path[:] = [path for path in sys.path if sent not in Path(path).parents or Path(path) == own]
+    return load(spec)

@@ -56,6 +56,7 @@ def serve(spec: str, options: Options, serving: Serving) -> Result:
     spec = remembered_spec(spec, options)
     listener = Listener(options.host, options.port, options.socket, None, options.insecure)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.redirect_stdout(sys.stderr))  # stdout is for the result alone
         stack.callback(listener.close)  # before there is a folder: a port that is taken leaves nothing behind
         job = load(spec)
         if job.evaluate is not None or count:

@@ -54,10 +54,6 @@ class Target:
     def memory(self) -> Memory:
         return recall(self.endpoint.pin) if self.endpoint.pin else Memory()
 
-    @property
-    def is_enrolled(self) -> bool:
-        return self.invite is None or self.memory.credential is not None
-
 
 @dataclass(frozen=True)
 class Visit:

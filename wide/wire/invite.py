@@ -75,15 +75,18 @@ def parse(text: str) -> Invite:
         raise UsageError("the invite is cut: its end is missing; copy it once more") from None
     if len(packed) < nbytes + _CRC.size:
         raise UsageError("the invite is cut: its end is missing; copy it once more")
-    if binascii.crc_hqx(packed, 0) or not _is_sound(invite) or invite.encode() != word:
+    if binascii.crc_hqx(packed, 0) or not _is_sound(invite, word):
         raise UsageError("the invite was misread: its check digits do not fit; copy it once more")
     return invite
 
 
-def _is_sound(invite: Invite) -> bool:
-    """Could `wide serve` have made it?"""
-    are_named = all(host.isprintable() and host for host, _ in invite.addresses)
-    return are_named and 0 < len(invite.addresses) <= MOST_ADDRESSES
+def _is_sound(invite: Invite, word: str) -> bool:
+    """Could `wide serve` have made it, letter by letter?"""
+    are_named = all(re.fullmatch(r"[\w.:-]+", host, re.ASCII) and port for host, port in invite.addresses)
+    try:
+        return are_named and 0 < len(invite.addresses) <= MOST_ADDRESSES and invite.encode() == word
+    except UnicodeError:
+        return False
 
 
 def _pack(address: Address) -> bytes:
