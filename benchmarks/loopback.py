@@ -152,5 +152,5 @@ def _accept(pipe: Pipe, kind: Kind, sockets: Sockets, place: memoryview) -> Link
     while (caller := listener.accept()) is None:
         time.sleep(0.001)
     listener.close()
-    os.set_blocking(caller.fileno(), True)
+    os.set_blocking(caller.stream.fileno(), True)
     return LINKS[kind](caller.stream, place)

@@ -11,7 +11,7 @@ import ipaddress
 from dataclasses import dataclass, field
 
 ALL_PER_S, ALL_BURST = 200.0, 400.0
-AWAY_PER_S, AWAY_BURST = 1000.0, 100.0  # that are sent away, which is cheap, but not free
+AWAY_PER_S, AWAY_BURST = 500.0, 50.0  # that are sent away, which is cheap, but not free
 HOST_PER_S, HOST_BURST = 40.0, 256.0
 MOST_HOSTS = 4096  # that are remembered; who has not called for the longest is forgotten first
 

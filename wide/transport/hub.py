@@ -32,8 +32,9 @@ class Caller(Protocol):
 
     host: str
     address: str
-    is_own: bool
 
+    @property
+    def is_own(self) -> bool: ...
     @property
     def stream(self) -> Stream: ...  # as it came, for a last word
     def answer(self) -> Stream | None: ...  # None: it has not said enough yet

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import socket
 import ssl
@@ -29,17 +30,24 @@ class Tls(NamedTuple):
 
 class Call:
     """Somebody who dialled in, until it is known how it speaks. `host` is where from, `address` the same with its port;
-    `stream` is the connection as it is, for a last word.
+    `stream` is the connection as it is, for a last word. Who is sent away at once costs nothing more.
     """
 
-    def __init__(self, stream: TcpStream, host: str, address: str, tls: Tls | None, allows_plain: bool) -> None:
-        self.stream, self.host, self.address = stream, host, address
-        self.is_own = stream.is_own
-        self._tls, self._allows_plain = tls, allows_plain or self.is_own
+    def __init__(
+        self, sock: socket.socket, sockets: Sockets, host: str, address: str, tls: Tls | None, allows_plain: bool
+    ) -> None:
+        self._sock, self._sockets, self.host, self.address = sock, sockets, host, address
+        self._tls, self._allows_plain = tls, allows_plain
         self._handshake: Handshake | None = None
 
-    def fileno(self) -> int:
-        return self.stream.fileno()
+    @functools.cached_property
+    def stream(self) -> TcpStream:
+        self._sock.setblocking(False)
+        return TcpStream(self._sock, self._sockets)
+
+    @functools.cached_property
+    def is_own(self) -> bool:
+        return self.stream.is_own
 
     def answer(self) -> Stream | None:
         """What can be spoken over; None: it has not said enough yet. Raises ConnectionLost or ProtocolError."""
@@ -52,12 +60,12 @@ class Call:
         if first[0] == FIRST_BYTE and self._tls is not None:
             self._handshake = Handshake(self.stream, self._tls.context, True, self._tls.binding)
             return self._handshake.advance()
-        if not self._allows_plain:
+        if not (self._allows_plain or self.is_own):
             raise ProtocolError("not encrypted", "this pool encrypts what comes from other machines: use its invite")
         return self.stream
 
     def close(self) -> None:
-        self.stream.close()
+        self._sock.close()
 
 
 class Listener:
@@ -111,12 +119,10 @@ class Listener:
         if self._is_here and not _is_own_user(sock):
             sock.close()
             return None
-        sock.setblocking(False)
-        stream = TcpStream(sock, self._sockets)
         if self._is_here:
-            return Call(stream, "localhost", "localhost", None, True)
+            return Call(sock, self._sockets, "localhost", "localhost", None, True)
         host = str(ip(address[0]))
-        return Call(stream, host, shown(host, address[1]), self._tls, self._is_insecure)
+        return Call(sock, self._sockets, host, shown(host, address[1]), self._tls, self._is_insecure)
 
     def close(self) -> None:
         """Callers that were never accepted are sent away too, even if forked children still hold this socket."""
