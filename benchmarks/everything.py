@@ -21,7 +21,20 @@ import torch
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/benchmarks.md"
 NAMES = (
-    *("seed", "host", "stages", "peers", "scale", "lora", "checkpoints", "strategies", "network", "slowlink"),
+    *(
+        "seed",
+        "host",
+        "stages",
+        "peers",
+        "scale",
+        "lora",
+        "checkpoints",
+        "strategies",
+        "network",
+        "slowlink",
+        "tls",
+        "door",
+    ),
     *("wire", "codecs", "sockets", "logging"),
 )
 DRAWN = {"host", "stages", "wire", "codecs", "sockets", "logging", "slowlink", "strategies", "network"}
