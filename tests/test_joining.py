@@ -11,7 +11,7 @@ import stat
 import subprocess
 import sys
 import time
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 
 import psutil
 import pytest
@@ -244,7 +244,7 @@ def test_a_node_with_its_own_copy_is_told_nothing_but_what_its_owner_says(tmp_pa
 @pytest.mark.parametrize("where", ["import", "model"])
 def test_whoever_is_told_to_leave_leaves_whatever_its_code_is_doing(tmp_path, nodes, where):
     """A slow import, or code that catches every exception while it builds its model."""
-    nap = "try:\n{0}    open('asleep', 'w'); time.sleep(12)\n{0}except Exception:\n{0}    pass\n"
+    nap = "try:\n{0}    open('asleep', 'w'); time.sleep(6)\n{0}except Exception:\n{0}    pass\n"
     slow = (
         nap.format("")
         if where == "import"
@@ -350,8 +350,8 @@ def test_invites_are_made_listed_used_up_and_revoked(tmp_path):
         assert set(rejects(tmp_path)) == {"refused"}
         code, out, _ = wide("invite", "here", "--expires", "1s", cwd=tmp_path)
         late = out.split()[-1]
-        with closing(Access(tmp_path / "here" / "run.db")) as access:
-            assert until(lambda: access.invites()[-1][3] < time.time())
+        access = Access(tmp_path / "here" / "run.db")
+        assert until(lambda: access.invites()[-1][3] < time.time())
         code, _, err = wide("join", late, "--allow-code", "any", **eve)
         assert (code, "has expired" in err) == (77, True)
 

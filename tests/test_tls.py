@@ -10,6 +10,7 @@ from contextlib import closing, contextmanager, suppress
 
 import pytest
 
+from tests.processes import until
 from wide.config import Sockets
 from wide.errors import ConnectionLost, ProtocolError, Refused, Unreachable, VersionMismatch, WrongPool
 from wide.launch.keys import keys_in
@@ -229,7 +230,7 @@ def test_another_machine_is_answered_over_tls_and_only_so(keys, monkeypatch):
             assert connection.wait() == say.Leaving("x" * 3000)
         with pytest.raises(Refused, match="use its invite"):
             knock(Connection(connect("127.0.0.1", port)))
-        assert problems == ["not encrypted"]
+        assert until(lambda: problems == ["not encrypted"])
 
 
 def test_this_machines_own_callers_may_be_plain_but_not_with_an_invite(keys, monkeypatch):
@@ -278,7 +279,7 @@ def test_only_tls_13_is_spoken(keys, monkeypatch, version):
                 return
             with pytest.raises(OSError, match=r"(?i)version|reset|eof"):
                 context.wrap_socket(sock)
-        assert problems == ["bad handshake"]
+        assert until(lambda: problems == ["bad handshake"])
 
 
 def test_of_several_addresses_the_one_that_answers_is_taken(keys, monkeypatch):

@@ -28,6 +28,7 @@ EXPIRES_S, USES = 24 * 3600.0, 100
 FIRST, LISTENING = "invite", "listening.json"  # the pool's first one, and where it is found, in the run's folder
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 MOST_S = 10 * 365 * 86400.0
+MOST_FAILURES = 20  # to read what was written, one after the other; then it is told
 
 
 class Listening(msgspec.Struct, frozen=True):
@@ -47,8 +48,7 @@ def make_invite(
     places = addresses or listening_in(folder).addresses
     id_ = secrets.token_hex(4)
     expires_min = math.ceil((now + expires_s) / 60)
-    with contextlib.closing(Access(folder / DATABASE)) as access:
-        access.add(id_, name, now, now + expires_s, uses)
+    Access(folder / DATABASE).add(id_, name, now, now + expires_s, uses)
     return Invite(id_, expires_min, places, _pin(folder), derived(root, "invite", id_))
 
 
@@ -58,8 +58,8 @@ def first_invite(folder: Path) -> tuple[Invite, str]:
     """
     with contextlib.suppress(OSError, UsageError, KeyError):
         before = parse((folder / FIRST).read_text())
-        with contextlib.closing(Access(folder / DATABASE)) as access:
-            _, _, _, expires_at, uses, revoked_at, machines = {row[0]: row for row in access.invites()}[before.id]
+        rows = {row[0]: row for row in Access(folder / DATABASE).invites()}
+        _, _, _, expires_at, uses, revoked_at, machines = rows[before.id]
         is_good = revoked_at is None and expires_at - time.time() > 60 and machines < uses
         if is_good and before.addresses == listening_in(folder).addresses and before.pin == _pin(folder):
             return before, _terms(expires_at - time.time(), uses - machines)
@@ -80,8 +80,8 @@ def _terms(seconds: float, machines: int) -> str:
 
 def listed(folder: Path) -> str:
     """All invites of a pool, and who came by them."""
-    with contextlib.closing(Access(folder / DATABASE)) as access:
-        invites, machines = access.invites(), access.machines()
+    access = Access(folder / DATABASE)
+    invites, machines = access.invites(), access.machines()
     if not invites:
         return "no invites"
     lines = []
@@ -108,24 +108,20 @@ def listed(folder: Path) -> str:
 def revoke(folder: Path, what: str) -> str:
     """An invite by its id, or a machine by its id, a node's number, or its name. What was done."""
     root_of(folder)
-    with contextlib.closing(Access(folder / DATABASE)) as access:
-        rows = {row[0]: row for row in access.machines()}
-        if what in {row[0] for row in access.invites()}:
-            access.revoke([], [what], time.time())
-            count = sum(row[3] == what for row in rows.values())
-            stay = f"; {counted(count, 'machine')} that came by it can still work" if count else ""
-            return f"invite {what} is revoked{stay}"
-        machines = access.machines_of(what)
-        if len(machines) > 1:
-            raise UsageError(
-                f"{len(machines)} machines are called {what}: say which one by its id: {', '.join(machines)}"
-            )
-        if not machines:
-            raise UsageError(
-                f"{what}: no invite, machine or node of that id, number or name; see `wide invites {folder}`"
-            )
-        invite = rows[machines[0]][3] if machines[0] in rows else ""
-        access.revoke(machines, [invite], time.time())  # or it would come back by it, as a new one
+    access = Access(folder / DATABASE)
+    rows = {row[0]: row for row in access.machines()}
+    if what in {row[0] for row in access.invites()}:
+        access.revoke([], [what], time.time())
+        count = sum(row[3] == what for row in rows.values())
+        stay = f"; {counted(count, 'machine')} that came by it can still work" if count else ""
+        return f"invite {what} is revoked{stay}"
+    machines = access.machines_of(what)
+    if len(machines) > 1:
+        raise UsageError(f"{len(machines)} machines are called {what}: say which one by its id: {', '.join(machines)}")
+    if not machines:
+        raise UsageError(f"{what}: no invite, machine or node of that id, number or name; see `wide invites {folder}`")
+    invite = rows[machines[0]][3] if machines[0] in rows else ""
+    access.revoke(machines, [invite], time.time())  # or it would come back by it, as a new one
     return f"machine {machines[0]} is sent away{_without(folder, invite)}"
 
 
@@ -140,19 +136,22 @@ def _without(folder: Path, invite: str) -> str:
     return words
 
 
-def guests_of(folder: Path, keys: PoolKeys, token: str, evaluator: str, access: Access) -> Guests:
+def guests_of(folder: Path, keys: PoolKeys, token: str, evaluator: str) -> Guests:
     """Who may come into the pool that this process coordinates."""
-    last: list[Book] = [Book()]
+    access, last, failures = Access(folder / DATABASE, patience_s=0.0), [Book()], 0
 
     def read() -> Book:
+        nonlocal failures
         try:
             rows = [
                 InviteRow(id_, expires_at, uses, revoked_at is not None, machines)
                 for id_, _, _, expires_at, uses, revoked_at, machines in access.invites()
             ]
-            last[0] = book_of(rows, access.revoked())
-        except UsageError as error:  # a disk that fails: what was known still holds
-            log.debug("%s", error)
+            last[0], failures = book_of(rows, access.revoked()), 0
+        except UsageError as error:  # it is being written, or a disk fails: what was known still holds
+            failures += 1
+            if failures == MOST_FAILURES:
+                log.error("%s: who is invited or revoked now is not known here until it can be", error)
         return last[0]
 
     return Guests(token, evaluator, keys.root, read)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import ipaddress
 import socket
 import sys
@@ -25,7 +26,6 @@ from wide.launch.result import Result
 from wide.launch.signals import say_and_end
 from wide.launch.token import forget_token, read_token, token_file_in
 from wide.launch.training import Origin, Training
-from wide.store.access import Access
 from wide.store.rundb import create
 from wide.transport.listener import Listener
 from wide.transport.tcp import shown
@@ -68,8 +68,7 @@ def serve(spec: str, options: Options, serving: Serving) -> Result:
         listener.encrypt(keys.tls)
         token = token or token_file_in(folder)[0]
         launcher = LocalNodes(spec, options, count, is_open=True)
-        access = stack.enter_context(contextlib.closing(Access(folder / DATABASE)))
-        door = PoolDoor(listener, token, lambda token, evaluator: guests_of(folder, keys, token, evaluator, access))
+        door = PoolDoor(listener, token, functools.partial(guests_of, folder, keys))
         crew = stack.enter_context(contextlib.closing(Crew(spec, options, launcher, job.evaluate is not None, door)))
         _remember(folder, listener, serving.address, before)
         _tell(folder, keys, listener)

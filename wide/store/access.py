@@ -29,13 +29,12 @@ REVOKE_INVITE = "UPDATE invites SET revoked_at = ? WHERE id = ? AND revoked_at I
 
 
 class Access:
-    """Of the run in that database, which must be there."""
+    """Of the run in that database, which must be there. Whoever trains does not wait for it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, patience_s: float = PATIENCE_S) -> None:
         if not path.exists():
             raise UsageError(f"{path.parent}: there is no run in it (no {path.name})")
-        self._path = path
-        self._reader: sqlite3.Connection | None = None
+        self._path, self._patience_s = path, patience_s
 
     def invites(self) -> list[tuple[Any, ...]]:
         """id, name, made_at, expires_at, uses, revoked_at, machines so far."""
@@ -66,16 +65,12 @@ class Access:
             db.executemany(REVOKE_MACHINE, [(machine, at) for machine in machines])
             db.executemany(REVOKE_INVITE, [(at, invite) for invite in invites])
 
-    def close(self) -> None:
-        if self._reader is not None:
-            self._reader.close()
-
     def _read(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
+        """By a connection of its own, which sees what is there now, whatever became of the files meanwhile."""
+        where = f"{self._path.absolute().as_uri()}?mode=ro"
         try:
-            if self._reader is None:
-                where = f"{self._path.absolute().as_uri()}?mode=ro"
-                self._reader = sqlite3.connect(where, uri=True, timeout=PATIENCE_S)
-            return self._reader.execute(query, values).fetchall()
+            with contextlib.closing(sqlite3.connect(where, uri=True, timeout=self._patience_s)) as db:
+                return db.execute(query, values).fetchall()
         except sqlite3.Error as error:
             raise UsageError(f"{self._path} cannot be read ({error})") from None
 
