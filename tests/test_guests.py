@@ -82,6 +82,17 @@ def test_what_is_wrong_with_an_invite_is_told_to_who_has_it_and_to_nobody_else(r
         pool.admit(secret=b"guess", wall=wall)
 
 
+def test_what_was_revoked_a_moment_ago_is_revoked():
+    pool = Pool()
+    machine = pool.guests.enrol("aa")
+    pool.guests.look(1.0)
+    pool.rows = [InviteRow("aa", 100.0, 2, True, 1)]
+    pool.revoked.append(machine.name.partition(" ")[2])
+    for credential, secret in (("invite aa", None), (machine.name, machine.secret)):
+        with pytest.raises(Refused, match="revoked"):
+            pool.admit(credential, secret)
+
+
 def test_an_invite_that_was_made_a_moment_ago_is_known():
     pool = Pool()
     pool.rows.append(InviteRow("new", 100.0, 1, False, 0))

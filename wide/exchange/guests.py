@@ -14,7 +14,7 @@ from wide.errors import Refused
 from wide.wire.messages import Hello
 from wide.wire.proof import Credential, derived, is_proven, proof
 
-LOOK_S = 0.25  # an invite that is revoked is so within this time
+LOOK_S = 0.25  # a machine that is revoked is sent away within this time; and nobody comes in any more at once
 
 
 class InviteRow(msgspec.Struct, frozen=True):
@@ -78,6 +78,8 @@ class Guests:
             raise Refused(WRONG.get(kind, WRONG["token"]))
         if (hello.role == "evaluator") != (kind == "evaluator"):
             raise Refused("that secret is not for this role")
+        if name:
+            self._refresh()  # it may have been made, or revoked, a moment ago
         if kind == "machine" and name in self._book.revoked:
             raise Refused("this machine was sent away: whoever runs the pool has revoked it")
         if kind == "invite":
@@ -96,8 +98,6 @@ class Guests:
         return self._fixed.get(kind) or None if not name else None
 
     def _check(self, name: str, wall: float) -> None:
-        if name not in self._book.invites:
-            self._refresh()  # it may have been made a moment ago
         row = self._book.invites.get(name)
         if row is None:
             raise Refused("the pool does not know this invite any more: ask for a new one (`wide invite RUN`)")
