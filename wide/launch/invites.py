@@ -86,15 +86,7 @@ def listed(folder: Path) -> str:
         return "no invites"
     lines = []
     for id_, name, _, expires_at, uses, revoked_at, count in invites:
-        state = (
-            "revoked"
-            if revoked_at
-            else "expired"
-            if expires_at <= time.time()
-            else "used up"
-            if count >= uses
-            else "good"
-        )
+        state = _state(expires_at, uses, revoked_at, count)
         until = time.strftime("%Y-%m-%d %H:%M", time.localtime(expires_at))
         lines.append(f"invite {id_}  {state:8}  until {until}  {count} of {uses} machines  {name}".rstrip())
         for machine, who, address, invite, at, sent_away_at in machines:
@@ -103,6 +95,14 @@ def listed(folder: Path) -> str:
                 away = "  revoked" if sent_away_at else ""
                 lines.append(f"  machine {machine}  {who}  from {address}  since {came}{away}")
     return "\n".join(lines)
+
+
+def _state(expires_at: float, uses: int, revoked_at: float | None, count: int) -> str:
+    if revoked_at is not None:
+        return "revoked"
+    if expires_at <= time.time():
+        return "expired"
+    return "used up" if count >= uses else "good"
 
 
 def revoke(folder: Path, what: str) -> str:
