@@ -7,13 +7,16 @@ from __future__ import annotations
 import copy
 import random
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from wide.store import tidy
 from wide.store.checkpoint import Checkpoint
 from wide.store.rundb import SCHEMA
 
 KEPT = 3
+UNSEEN = ("samples", "leases", "events")  # nobody looks at these here
+NARROW = tidy.Room(*(4 for _ in tidy.Room._fields))  # so that run.db is made smaller all the time
 
 
 class Disk:
@@ -44,7 +47,7 @@ class MemoryDb:
             self._waiting.append((statement, rows))
 
     def insert(self, table: str, rows: Sequence[tuple[Any, ...]]) -> None:
-        if rows and table != "samples":  # nobody looks at the series here
+        if rows and table not in UNSEEN:
             self.write(f"INSERT INTO {table} VALUES ({','.join('?' * len(rows[0]))})", rows)
 
     def read(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
@@ -53,6 +56,18 @@ class MemoryDb:
     def settle(self, timeout_s: float = 0.0) -> bool:
         self._commit(len(self._waiting))
         return True
+
+    def rewind(self, version: int, steps: int) -> None:
+        self.settle()
+        tidy.rewind(self._disk.db, version, steps)
+
+    def keep_from(self, step: int) -> None:
+        tidy.tidy(self._disk.db, step, NARROW)
+
+    def beside(self, deed: Callable[[], None]) -> None:
+        """There is no other disk."""
+
+    waiting = 0
 
     def crash(self, chance: random.Random) -> None:
         """The thread had got that far."""
@@ -68,6 +83,8 @@ class MemoryDb:
 class MemoryWriter:
     """Writes checkpoints at once; but the newest is not on the disk before the next thing happens."""
 
+    took_s = 0.0
+
     def __init__(self, disk: Disk, db: MemoryDb) -> None:
         self._disk, self._db = disk, db
         self._waiting: Checkpoint | None = None
@@ -81,4 +98,5 @@ class MemoryWriter:
         if self._waiting is not None:
             self._db.settle()
             self._disk.checkpoints = [*self._disk.checkpoints, self._waiting][-KEPT:]
+            self._db.keep_from(min(checkpoint.step for checkpoint in self._disk.checkpoints))
             self._waiting = None

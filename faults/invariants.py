@@ -289,11 +289,12 @@ def check_ledger(judge: Judge, disk: Disk, strategies: Mapping[str, Strategy]) -
             written[start + within, version] += 1
     merged = Counter((at, version) for at, version in judge.merged.items())
     positions, expected = Counter(at for at, _ in written.elements()), Counter(at for at, _ in merged.elements())
-    if len(rows) and positions.total() != expected.total():
+    if len(rows) and positions != expected:
         judge.refuse(f"the ledger has {positions.total()} batches, {expected.total()} were merged")
-    steps = [number for (number,) in disk.read("SELECT step FROM steps ORDER BY step")]
-    if steps != list(range(judge.steps)):
-        judge.refuse(f"run.db has the steps {steps}, closed were {judge.steps}")
+    ((last, samples),) = disk.read("SELECT max(step), sum(samples) FROM steps")  # old rows stand for several steps
+    closed = sum(judge.schedule.step(number).samples for number in range(judge.steps))
+    if judge.steps and (last, samples) != (judge.steps - 1, closed):
+        judge.refuse(f"run.db has {samples} samples until step {last}, closed were {judge.steps} steps of {closed}")
 
 
 def check_buffers(judge: Judge, server: Server) -> None:
@@ -308,8 +309,10 @@ def check_buffers(judge: Judge, server: Server) -> None:
     hands += [master._owed, getattr(fold, "_total", None)]
     if getattr(fold, "_sum", None) is not None:
         hands += list(fold._sum._waiting.values())  # type: ignore[attr-defined]
+    hands += master.spare._free
     flats = [flat for flat in hands if isinstance(flat, Flat)]
-    if len({id(flat) for flat in flats}) != len(flats) or any(flat.is_spare for flat in flats):
-        judge.refuse("a buffer is in two hands at once")
-    if len(flats) != master.spare.in_use:
-        judge.refuse(f"{master.spare.in_use} buffers are in use, {len(flats)} are in somebody's hands")
+    if len({id(flat) for flat in flats}) != len(flats):
+        judge.refuse("a buffer is in two hands at once, or was given back twice")
+    held = [flat for flat in flats if not flat.is_spare]
+    if len(held) != master.spare.in_use or len(flats) - len(held) != len(master.spare._free):
+        judge.refuse(f"{master.spare.in_use} buffers are in use, {len(held)} are in somebody's hands")

@@ -31,6 +31,7 @@ from wide.coordinator.granting import Granting
 from wide.coordinator.leases import Lease, Leases
 from wide.coordinator.record import Record
 from wide.coordinator.roster import Member, Roster
+from wide.coordinator.run import Run
 from wide.coordinator.server import Server
 from wide.coordinator.state import Pool
 from wide.exchange.delivery import Assignment, Delivery
@@ -291,10 +292,10 @@ def a_resume_that_keeps_later_rows() -> Iterator[None]:
     real = Record.go_on_from
 
     def go_on_from(self: Record, position: Position, state: Any, parts: Any) -> None:
-        write = self.db.write
-        self.db.write = lambda statement, rows: None if statement.startswith("DELETE") else write(statement, rows)  # type: ignore[method-assign]
+        rewind = self.db.rewind
+        self.db.rewind = lambda version, steps: None  # type: ignore[method-assign]
         real(self, position, state, parts)
-        self.db.write = write  # type: ignore[method-assign]
+        self.db.rewind = rewind  # type: ignore[method-assign]
 
     with patch.object(Record, "go_on_from", go_on_from):
         yield
@@ -373,20 +374,20 @@ def memory_of_the_dead_used_again() -> Iterator[None]:
 
 @planted
 def a_buffer_given_back_twice() -> Iterator[None]:
-    real = Intake.forget
+    real = Run._reject
 
     def give(self: Spare, flat: Flat) -> None:
         flat.is_spare = True
         self.in_use -= 1
         self._free.append(flat)
 
-    def forget(self: Intake, peer: Peer) -> None:
-        held = [payload for payload in peer.incoming.payloads if isinstance(payload, Flat)]
-        real(self, peer)
-        for flat in held:
-            self._spare.give(flat)
+    def reject(self: Run, it: RejectUpdate) -> None:
+        taken = self._at_hand.get(it.lease)
+        real(self, it)
+        if taken is not None:
+            self.master.release(taken.flat)
 
-    with patch.object(Intake, "forget", forget), patch.object(Spare, "give", give):
+    with patch.object(Run, "_reject", reject), patch.object(Spare, "give", give):
         yield
 
 

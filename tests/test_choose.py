@@ -147,7 +147,9 @@ def chosen(tmp_path):
 def test_every_link_has_a_codec_of_its_own_and_changes_are_written_down(tmp_path):
     db = RunDb(tmp_path / "run.db")
     record = Record(db, Schedule(9, 1, 1, 0), REAL)
-    codecs = LinkCodecs("lossless", 4 * MB, Encoders(), lambda it: record.chose(it.node, it.role, it.codec, it.reason))
+    codecs = LinkCodecs(
+        "lossless", 4 * MB, Encoders(), lambda it: record.journal.chose(it.node, it.role, it.codec, it.reason)
+    )
     near, far = a_peer(FAST, 1), a_peer(SLOW, 2)
     for now in (1.0, 1.5, 3.0):
         codecs.decide(near, 0, now)

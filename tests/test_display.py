@@ -9,12 +9,13 @@ import time
 import pytest
 
 from wide.dashboard import terminal
-from wide.dashboard.progress import Progress, duration, time_left
-from wide.dashboard.terminal import LivingLine, watching
+from wide.dashboard.progress import duration, line
+from wide.dashboard.terminal import watching
 from wide.node.inbox import _told
 from wide.telemetry.contributions import Contributions
+from wide.telemetry.lately import Lately, time_left
 from wide.telemetry.log import logging_to
-from wide.telemetry.snapshot import LinkView, NodeView, Snapshot, Window
+from wide.telemetry.snapshot import LinkView, NodeView, Snapshot, Window, decoded, encoded
 from wide.telemetry.totals import Part, Traffic, totals_of
 from wide.wire import messages as say
 
@@ -27,118 +28,88 @@ def node(number, batches=0, is_silent=False, travel_s=0.0):
 TWO = (node(1), node(2))
 
 
-def seen(window, at, step, batches, nodes=TWO, **more):
-    window.latest = Snapshot(
+def seen(at=1.0, step=1, batches=10, nodes=TWO, **more):
+    return Snapshot(
         at=at, steps=100, step=step, batches=batches, loss=0.5, started_at=0.0, elapsed_s=at, nodes=nodes, **more
     )
 
 
 def test_speed_and_time_left_are_those_of_the_last_seconds():
-    window = Window()
-    progress = Progress(window)
+    lately = Lately()
     for at in range(101):
-        seen(
-            window, float(at), at // 2 if at < 90 else 45 + 2 * (at - 90), 10 * at if at < 90 else 900 + 40 * (at - 90)
-        )
-        progress.see()
-    line = progress.line(100.0)
-    assert "40 batches/s" in line
-    assert "18 s left" in line  # 35 of 100 steps are left, at 2 a second
+        steps = at // 2 if at < 90 else 45 + 2 * (at - 90)
+        pace = lately.count(float(at), steps, 10 * at if at < 90 else 900 + 40 * (at - 90), ())
+    assert pace.batches_per_s == 40
+    assert time_left(65, 100, pace.steps_per_s, None, 100.0) == 17.5
 
 
 def test_a_pool_that_stands_still_is_not_fast():
-    window = Window()
-    progress = Progress(window)
+    lately = Lately()
     for at in (1.0, 2.0, 3.0):
-        seen(window, at, int(at), int(100 * at))
-        progress.see()
-    assert "100 batches/s" in progress.line(3.0)
-    assert "20 batches/s" in progress.line(11.0)
+        pace = lately.count(at, int(at), int(100 * at), ())
+    assert pace.batches_per_s == 100
+    assert lately.count(11.0, 3, 300, ()).batches_per_s == 20
+
+
+def test_a_nodes_time_is_told_in_parts():
+    def totals(at):
+        return totals_of(
+            7, Part("n", 1, 10 * at), Traffic(0, 1000 * at, 0, 0.5 * at, 0.1 * at, 0.3 * at, 0, 0.2 * at, 0.1 * at)
+        )
+
+    lately = Lately()
+    for at in range(1, 30):
+        pace = lately.count(float(at), at, at, [totals(at)] if at > 20 else [])
+    recent = pace.nodes[7]
+    assert recent.batches_per_s == 10
+    assert [round(part, 3) for part in recent[1:6]] == [0.5, 0.2, 0.1, 0.1, 0.2]
+    assert recent.down_bytes_per_s == 1000
 
 
 def test_silent_nodes_are_not_counted():
-    window = Window()
-    seen(window, 1.0, 1, 10, nodes=(node(1), node(2, is_silent=True), node(3)))
-    assert "2 nodes" in Progress(window).line(1.0)
-    seen(window, 1.0, 1, 10, nodes=(node(1), node(2, is_silent=True)))
-    assert "1 node ·" in Progress(window).line(1.0)
+    assert "2 nodes" in line(seen(nodes=(node(1), node(2, is_silent=True), node(3))), ("", 0.0), 1.0)
+    assert line(seen(nodes=(node(1), node(2, is_silent=True))), ("", 0.0), 1.0).endswith("1 node")
 
 
 def test_before_training_it_says_what_is_being_done():
-    window = Window()
-    window.phase = ("opening the data set", 10.0)
-    assert Progress(window).line(135.0) == "opening the data set (125 s)"
-    window.phase = ("", 0.0)
-    assert Progress(window).line(135.0) == "0 nodes, waiting for the first update"
+    assert line(Snapshot(0.0), ("opening the data set", 10.0), 135.0) == "opening the data set (125 s)"
+    assert line(Snapshot(0.0), ("", 0.0), 135.0) == "0 nodes, waiting for the first update"
 
 
 def test_time_left_is_by_steps_or_by_the_clock():
-    run = Snapshot(at=0.0, steps=100, step=50, seconds=70.0, started_at=0.0)
-    assert time_left(run, 5.0, 20.0) == 10.0
-    assert time_left(run, 0.5, 20.0) == 50.0
-    assert time_left(run, 0.0, 80.0) == 0.0
+    assert time_left(50, 100, 5.0, 70.0, 20.0) == 10.0
+    assert time_left(50, 100, 0.5, 70.0, 20.0) == 50.0
+    assert time_left(50, 100, 0.0, 70.0, 80.0) == 0.0
+    assert time_left(50, None, 5.0, None, 80.0) is None
     assert [duration(s) for s in (3, 119, 150, 9000)] == ["3 s", "119 s", "2 min", "2.5 h"]
 
 
-def test_a_living_line_is_written_over_and_log_lines_go_above_it():
-    stream = io.StringIO()
-    line = LivingLine(stream)
-    line.show("step 1 of many")
-    line.show("step 2")
-    line.write("a word\n")
-    line.show("")
-    assert screen(stream.getvalue()) == ["a word", ""]
-    assert stream.getvalue().endswith("step 2\r      \r")
-
-
-def screen(text):
-    """What a terminal, or a notebook's cell, would show."""
-    lines = [""]
-    column = 0
-    for character in text:
-        if character == "\n":
-            lines.append("")
-            column = 0
-        elif character == "\r":
-            column = 0
-        else:
-            lines[-1] = lines[-1][:column] + character + lines[-1][column + 1 :]
-            column += 1
-    return [line.rstrip() for line in lines]
+def test_a_metric_that_is_not_finite_is_told_in_words():
+    run = seen(metrics={"accuracy": None})
+    assert line(run, ("", 0.0), 1.0).endswith("accuracy not finite")
+    assert decoded(encoded(run)) == run
 
 
 @pytest.fixture
 def quick(monkeypatch):
     monkeypatch.setattr(terminal, "FIRST_S", 0.01)
-    monkeypatch.setattr(terminal, "REFRESH_S", 0.005)
+    monkeypatch.setattr(terminal, "OWN_REFRESH_S", 0.005)
     monkeypatch.setattr(terminal, "PIPED_S", 0.02)
-    monkeypatch.setattr(terminal, "NOTEBOOK_S", 0.02)
-
-
-def shown(stream, monkeypatch, words, is_notebook=False):
-    """Watch a run until these words are there."""
-    stream.is_notebook = is_notebook
-    monkeypatch.setattr("sys.stderr", stream)
-    window = Window()
-    seen(window, 1.0, 7, 70)
-    with logging_to("normal"), watching(window, True):
-        logging.getLogger("wide").info("somebody joined")
-        deadline = time.monotonic() + 20.0
-        while words not in stream.getvalue() and time.monotonic() < deadline:
-            time.sleep(0.005)
-    return stream.getvalue()
 
 
 def test_a_pipe_gets_lines_with_the_time(quick, monkeypatch):
-    text = shown(io.StringIO(), monkeypatch, "step 7/100")
+    stream = io.StringIO()
+    monkeypatch.setattr("sys.stderr", stream)
+    window = Window()
+    window.latest = seen(step=7)
+    with logging_to("normal"), watching(window, is_wanted=True, is_plain=False):
+        logging.getLogger("wide").info("somebody joined")
+        deadline = time.monotonic() + 20.0
+        while "step 7/100" not in stream.getvalue() and time.monotonic() < deadline:
+            time.sleep(0.005)
+    text = stream.getvalue()
     assert "\r" not in text
     assert any(line[8:].startswith(" step 7/100 · epoch 1 · loss 0.5") for line in text.splitlines())
-
-
-def test_a_notebook_gets_one_line_that_lives_and_then_goes(quick, monkeypatch):
-    text = shown(io.StringIO(), monkeypatch, "\rstep 7/100", is_notebook=True)
-    assert screen(text)[-1] == ""
-    assert "somebody joined" in screen(text)[0]
 
 
 def test_a_node_that_contributes_nothing_is_named_once_with_the_reason():

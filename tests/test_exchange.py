@@ -44,7 +44,7 @@ def test_an_update_is_told_of_once_it_is_whole():
         front.turn()
         (updated,) = front.happened(happened.Updated)
     assert (updated.node, updated.lease, updated.sizes, updated.losses) == (1, 1, [8, 8], [1.0, 1.0])
-    assert (updated.compute_s, updated.problem) == (0.1, "")
+    assert (updated.journey.compute_s, updated.problem) == (0.1, "")
 
 
 @pytest.mark.parametrize("codec", ["int8", "topk"])

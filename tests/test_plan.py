@@ -33,12 +33,23 @@ def test_slow_links_are_talked_over_seldom():
     assert "too slow for an update of every step" in found.reason
 
 
-def test_one_slow_link_among_many_nodes_is_named_as_a_burden():
+def test_a_link_that_nobody_waits_for_is_of_no_use_in_sync():
     nodes = [*(node(i) for i in range(1, 9)), node(9, speed=10.0, raw_s=0.02)]
     found = plan(nodes, Setting(512, 0.0005))
     assert found.strategy == "sync"
+    assert (
+        found.forecasts["sync"].batches_per_s == plan(nodes[:-1], Setting(512, 0.0005)).forecasts["sync"].batches_per_s
+    )
     assert list(found.burdens) == [9]
-    assert "n9 slows the pool down" in found.burdens[9]
+    assert "n9 is of no use" in found.burdens[9]
+
+
+def test_on_one_machine_nobody_speaks_of_links():
+    nodes = [Measured(i, f"n{i}", 5000.0, {"raw": Travel(1e-6, 1e-6)}, is_here=True) for i in (1, 2)]
+    found = plan(nodes, Setting(2, 0.01))
+    assert found.strategy == "local"
+    assert "link" not in found.reason
+    assert "not exact" in found.reason
 
 
 def test_a_slow_node_on_a_quick_link_is_no_burden():

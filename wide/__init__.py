@@ -75,6 +75,7 @@ class RunOptions(TypedDict, total=False):
     data: Data | None
     compress: Compress | None
     log: Log | None
+    plain: bool | None
     device: str | None
     socket: Sockets | str | None
     check: bool | None

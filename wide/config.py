@@ -58,6 +58,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     data: Data = "auto"
     compress: Compress | None = None
     log: Log = "normal"
+    plain: bool = False  # lines instead of a screen
     device: str = "auto"
     host: str = "127.0.0.1"
     port: int = 0

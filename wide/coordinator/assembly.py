@@ -13,6 +13,7 @@ from wide.coordinator import resume
 from wide.coordinator.aside import Aside
 from wide.coordinator.checkpoints import Checkpoints, Writer
 from wide.coordinator.evaluation import Evaluation
+from wide.coordinator.journal import Points
 from wide.coordinator.master import Master
 from wide.coordinator.planning import Planner
 from wide.coordinator.record import Db, Record
@@ -48,6 +49,8 @@ class Course:
     clock: Clock = REAL
     window: Window = field(default_factory=Window)
     data: dict[str, str] = field(default_factory=dict)  # fingerprints of some samples, by number
+    name: str = ""  # of the job
+    points: Points | None = None  # where numbers go besides run.db
 
     def pool(self, is_open: bool, is_alone: bool = False) -> Pool:
         wish = self.options.strategy or EXACT.name
@@ -64,7 +67,7 @@ class Course:
         )
 
     def record(self) -> Record:
-        record = Record(self.db, self.schedule, self.clock)
+        record = Record(self.db, self.schedule, self.clock, self.points)
         resume.restore_record(record, self.start)
         return record
 
@@ -110,6 +113,6 @@ def server(
     planner = None
     if course.options.strategy == "auto":
         nbytes, only_plans = master.layout.live_nbytes, course.options.only_plans
-        planner = Planner(course.schedule, nbytes, record.chose, only_plans)
-    coordinator = Server(exchange, pool, run, evaluation, course.clock, course.window, planner)
+        planner = Planner(course.schedule, nbytes, record.journal.chose, only_plans)
+    coordinator = Server(exchange, pool, run, evaluation, course.clock, course.window, planner, course.name)
     return coordinator

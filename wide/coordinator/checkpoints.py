@@ -20,7 +20,7 @@ from wide.coordinator.events import Position
 from wide.coordinator.master import Master
 from wide.coordinator.record import Db, Record
 from wide.errors import TrainingFailed
-from wide.store.checkpoint import Checkpoint, write
+from wide.store.checkpoint import Checkpoint, oldest_step, write
 from wide.store.state_dict import Packing
 from wide.store.weights import state_sha256
 from wide.telemetry.clock import REAL
@@ -37,6 +37,8 @@ LARGE_NBYTES = 32 << 20  # what never changes, and is so much, stands once in a 
 
 class Writer(Protocol):
     """Takes a checkpoint over and writes it, now or soon."""
+
+    took_s: float  # the last one
 
     def put(self, checkpoint: Checkpoint) -> None: ...
 
@@ -64,6 +66,11 @@ class Checkpoints:
         self._is_split = layout.nbytes - layout.live_nbytes >= LARGE_NBYTES
         self._unchanging = {slot.name for slot in (*layout.frozen, *layout.constant)}
         self._is_first = True
+
+    @property
+    def took_s(self) -> float:
+        """To write the last one."""
+        return self._writer.took_s
 
     def prepare(self, position: Position, fold_state: Any) -> Callable[[], None] | None:
         """What copies and hands over all of it: between two versions, wherever. None: that was done before."""
@@ -120,6 +127,7 @@ class FileWriter:
         self._waiting: Checkpoint | None = None
         self._frozen = ""  # a fingerprint of the weights that never change
         self._problem = ""
+        self.took_s = 0.0
         self._is_writing = self._is_closed = self._has_given_up = False
         self._thread = threading.Thread(target=self._work, name="checkpoints", daemon=True)
         self._thread.start()
@@ -179,7 +187,9 @@ class FileWriter:
             write(self._folder, checkpoint, self._keep)
         except OSError as error:
             return str(error)
-        self._db.insert("samples", [(REAL.wall(), None, "checkpoint_s", REAL.now() - began)])
+        self.took_s = REAL.now() - began
+        self._db.insert("samples", [(REAL.wall(), None, "checkpoint_s", self.took_s)])
+        self._db.keep_from(oldest_step(self._folder))
         if checkpoint.frozen:  # will not be copied again
             checkpoint.frozen.clear()
             give_back_free_memory()

@@ -37,7 +37,7 @@ class Evaluation:
         self._waiting: deque[Asked] = deque()
         self._is_here = False
         self._asked_at: float | None = None
-        self._longest_s = 0.0
+        self.longest_s = 0.0
 
     @property
     def is_busy(self) -> bool:
@@ -51,7 +51,7 @@ class Evaluation:
     @property
     def limit_s(self) -> float:
         """How long an evaluation may take, by what others took."""
-        return max(LEAST_LIMIT_S, TIMES * self._longest_s) if self._longest_s else FIRST_LIMIT_S
+        return max(LEAST_LIMIT_S, TIMES * self.longest_s) if self.longest_s else FIRST_LIMIT_S
 
     @property
     def is_late(self) -> bool:
@@ -84,7 +84,7 @@ class Evaluation:
 
     def answered(self) -> None:
         if self._asked_at is not None:
-            self._longest_s = max(self._longest_s, self._now() - self._asked_at)
+            self.longest_s = max(self.longest_s, self._now() - self._asked_at)
         self._asked_at = None
         self._next()
 

@@ -142,15 +142,18 @@ class MergeUpdate(Action, frozen=True):
     version: int
     discount: float = 1.0
     staleness: int = 0
+    granted_at: float | None = None
 
 
 class RejectUpdate(Action, frozen=True):
-    """What this node said about this lease does not count."""
+    """What this node said about this lease does not count. `block` was leased, and when, if it was this node's."""
 
     node: int
     lease: int
     reason: str
     detail: str
+    block: Block | None = None
+    granted_at: float | None = None
 
 
 class MakeVersion(Action, frozen=True):

@@ -14,8 +14,9 @@ from wide.coordinator.events import Event, StopRequested, StrategyChosen
 from wide.errors import NotYet
 from wide.job.schedule import Schedule
 from wide.strategy.catalogue import EXACT
-from wide.strategy.description import Measured, Setting, Travel
+from wide.strategy.description import Setting
 from wide.strategy.plan import Plan, plan
+from wide.strategy.why import measured, why_slow
 from wide.telemetry.log import log
 from wide.telemetry.snapshot import Snapshot
 
@@ -75,14 +76,11 @@ class Planner:
 
 def plan_for(snapshot: Snapshot, schedule: Schedule) -> Plan | None:
     """None: not all nodes were measured yet."""
-    nodes = []
-    for view in snapshot.nodes:
-        link = view.link
-        if link is None or link.updates < LEAST_UPDATES or not link.computes_batches_per_s:
-            return None
-        travel = {codec: Travel(*seconds) for codec, seconds in link.travel_s.items()}
-        nodes.append(Measured(view.totals.node, view.totals.name, link.computes_batches_per_s, travel))
-    if not nodes:
+    links = [view.link for view in snapshot.nodes if not view.is_silent]
+    if not links or any(link is None or link.updates < LEAST_UPDATES for link in links):
+        return None
+    nodes = measured(snapshot)
+    if len(nodes) < len(links):
         return None
     return plan(nodes, Setting(schedule.batches_per_step, snapshot.busy_s_per_update))
 
@@ -109,8 +107,14 @@ def describe(found: Plan, snapshot: Snapshot, live_nbytes: int) -> dict[str, Any
         "batches_per_s": picked.batches_per_s,
         "utilisation": picked.utilisation,
         "update_nbytes": live_nbytes,
+        "why_slow": [finding.words for finding in why_slow(snapshot)],
         "forecasts": {
-            name: {"batches_per_s": f.batches_per_s, "utilisation": f.utilisation, "by_codec": f.by_codec}
+            name: {
+                "batches_per_s": f.batches_per_s,
+                "utilisation": f.utilisation,
+                "by_codec": f.by_codec,
+                "is_exact": name == EXACT.name,
+            }
             for name, f in found.forecasts.items()
         },
         "nodes": [
@@ -123,6 +127,7 @@ def describe(found: Plan, snapshot: Snapshot, live_nbytes: int) -> dict[str, Any
                 "delay_ms": view.link.delay_s * 1000,
                 "codecs": view.link.codecs,
                 "burden": found.burdens.get(view.totals.node, ""),
+                "is_here": view.link.is_here,
             }
             for view in snapshot.nodes
             if view.link is not None

@@ -1,26 +1,31 @@
-"""What a run leaves behind: ledger, steps, nodes, series, and the counts of the final result. Knows run.db's tables."""
+"""What a run leaves behind: ledger, steps, leases, evaluations, and the counts of the final result. Knows run.db's
+tables; what is written for people only is the journal's.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
-from wide.coordinator.events import MergeUpdate, Position
+from wide.coordinator.events import MergeUpdate, Position, RejectUpdate
+from wide.coordinator.journal import Journal, Points
 from wide.errors import TrainingFailed
 from wide.job.schedule import Schedule, Step
 from wide.strategy.description import Strategy
 from wide.telemetry.clock import Clock
 from wide.telemetry.divergence import Divergence
+from wide.telemetry.journey import Journey
 from wide.telemetry.log import log
-from wide.telemetry.totals import NodeTotals, Part
+from wide.telemetry.snapshot import few
+from wide.telemetry.totals import Part
 
 FLUSH_S = 0.25
-SERIES_S, SERIES_NODES = 1.0, 64  # a point a second; of more nodes than this, so much less often
+TELL_S = 1.0  # of evaluations that are quicker, not all are told
 SETTLE_S = 30.0
-MACHINE = "INSERT OR IGNORE INTO machines VALUES (?, ?, ?, ?, ?, NULL)"
-SERIES = ("batches", "bytes_sent", "bytes_received", "compute_s", "codec_s", "network_s", "rss_bytes")
+FEW = 60  # losses, for a small picture of all
 
 
 class Db(Protocol):
@@ -30,16 +35,34 @@ class Db(Protocol):
     def write(self, statement: str, rows: Sequence[tuple[Any, ...]]) -> None: ...
     def read(self, query: str, *values: Any) -> list[tuple[Any, ...]]: ...
     def settle(self, timeout_s: float) -> bool: ...
+    def rewind(self, version: int, steps: int) -> None: ...
+    def keep_from(self, step: int) -> None: ...
+    def beside(self, deed: Callable[[], None]) -> None: ...
+    @property
+    def waiting(self) -> int: ...
+
+
+class Merged(NamedTuple):
+    """An update that counts: whose, how it was folded, its batches, how it came about, and when by both clocks."""
+
+    merge: MergeUpdate
+    strategy: Strategy
+    sizes: Sequence[int]
+    losses: Sequence[float]
+    journey: Journey
+    at: float
+    now: float
 
 
 class Record:
     """Rows are gathered in memory and handed to the database's thread a few times a second."""
 
-    def __init__(self, db: Db, schedule: Schedule, clock: Clock) -> None:
+    def __init__(self, db: Db, schedule: Schedule, clock: Clock, points: Points | None = None) -> None:
         self.db, self.schedule, self._clock = db, schedule, clock
+        self.journal = Journal(db, clock, points)
         self.divergence = Divergence()
         self.parts: dict[int, Part] = {}  # by node
-        self.losses: list[float] = []  # of each step
+        self.losses = array("d")  # of each step
         self.batches = self.samples = 0
         self.metrics: dict[str, float] = {}
         self.started_at: float | None = None  # with the first lease
@@ -47,17 +70,25 @@ class Record:
         self.last_node = 0  # the highest number that was given to one
         self._ended_at = self._step_began_at = 0.0
         self._spent_s = 0.0  # by processes before this one
-        self._merged: list[tuple[MergeUpdate, Strategy, Sequence[int], Sequence[float], float]] = []
+        self._merged: list[Merged] = []
+        self._refused: list[tuple[RejectUpdate, Journey, float, float]] = []
         self._closed: list[tuple[Step, Strategy, float, float]] = []
         self._weighted_losses: dict[int, dict[int, list[float]]] = {}  # by step, by a block's first batch
         self._evaluation_problem = ""
-        self._left: list[int] = []  # since the last point of the series
-        self._flushed_at = self._series_at = self._told_at = 0.0
+        self._flushed_at = self._told_at = 0.0
+        self._few: tuple[int, tuple[float, ...]] = (0, ())
+        shape = (schedule.samples, schedule.batch_size, schedule.batches_per_step)
+        rows = [(0, *shape, schedule.batches_per_epoch, schedule.steps_per_epoch)]
+        db.write("INSERT OR REPLACE INTO shape VALUES (?, ?, ?, ?, ?, ?)", rows)
 
     @property
     def seconds(self) -> float:
         """From the first lease granted to the last update merged."""
         return self._spent_s + (self._ended_at - self.started_at if self.started_at is not None else 0.0)
+
+    def elapsed_s(self, now: float) -> float:
+        """Since the first lease, by all processes that have coordinated this run."""
+        return self._spent_s + (now - self.started_at if self.started_at is not None else 0.0)
 
     @property
     def epoch(self) -> int:
@@ -68,13 +99,9 @@ class Record:
 
     def go_on_from(self, position: Position, state: Mapping[str, Any], parts: Mapping[int, Part]) -> None:
         """What was written later is dropped, and will be computed again."""
-        for statement, value in (
-            ("DELETE FROM ledger WHERE version > ?", position.version),
-            ("DELETE FROM steps WHERE step >= ?", position.steps),
-            ("DELETE FROM evaluations WHERE step > ?", position.steps),
-            ("UPDATE nodes SET left_at=?, why='the coordinator ended' WHERE left_at IS NULL", self._clock.wall()),
-        ):
-            self.db.write(statement, [(value,)])
+        self.db.rewind(position.version, position.steps)
+        ended = "UPDATE nodes SET left_at=?, why='the coordinator ended' WHERE left_at IS NULL"
+        self.db.write(ended, [(self._clock.wall(),)])
         if not self.db.settle(SETTLE_S):
             raise TrainingFailed("run.db cannot be written")
         self.batches, self.samples = state.get("batches", 0), state.get("samples", 0)
@@ -82,7 +109,9 @@ class Record:
         self.last_node = self.db.read("SELECT max(node) FROM nodes")[0][0] or 0
         self._spent_s = state.get("seconds", position.seconds)
         self.before = position.steps, self.batches
-        self.losses = [loss for (loss,) in self.db.read("SELECT loss FROM steps ORDER BY step")]
+        for step, loss in self.db.read("SELECT step, loss FROM steps ORDER BY step"):
+            value = math.nan if loss is None else loss
+            self.losses.extend([value] * (step + 1 - len(self.losses)))  # old ones may stand for several
         for loss in self.losses[:1]:
             self.divergence.observe(loss)  # where it began; what made it diverge since then may have been mended
         query = "SELECT step, first_batch, samples, loss FROM ledger WHERE step >= ?"
@@ -94,27 +123,36 @@ class Record:
     def is_evaluated(self, step: int) -> bool:
         return bool(self.db.read("SELECT 1 FROM evaluations WHERE step = ?", step))
 
-    def enrolled(self, machine: str, name: str, address: str, invite: str) -> None:
-        self.db.write(MACHINE, [(machine, name, address, invite, self._clock.wall())])
+    @property
+    def few_losses(self) -> tuple[float, ...]:
+        """Of the whole run, in as few points as a small picture needs."""
+        if self._few[0] != len(self.losses):
+            self._few = len(self.losses), few(self.losses, FEW)
+        return self._few[1]
 
     def node_joined(self, node: int, name: str, host: str, pid: int, machine: str = "", address: str = "") -> None:
         self.parts.setdefault(node, Part(name, pid))
         self.last_node = max(self.last_node, node)
-        self.db.insert("nodes", [(node, name, host, self._clock.wall(), None, None)])
-        if machine:
-            self.db.insert("visits", [(node, machine, address, self._clock.wall())])
-            self.db.write(MACHINE, [(machine, name, address, "", self._clock.wall())])  # if a crash has lost it
+        self.journal.node_joined(node, name, host, machine, address)
 
-    def node_left(self, node: int, why: str) -> None:
-        rows = [(self._clock.wall(), why, node)]
-        self.db.write("UPDATE nodes SET left_at=?, why=? WHERE node=? AND left_at IS NULL", rows)
-        self._left.append(node)
-
-    def merged(self, merge: MergeUpdate, strategy: Strategy, sizes: Sequence[int], losses: Sequence[float]) -> None:
+    def merged(
+        self,
+        merge: MergeUpdate,
+        strategy: Strategy,
+        sizes: Sequence[int],
+        losses: Sequence[float],
+        journey: Journey,
+    ) -> None:
         """On the way of every gradient: only remember it."""
-        self._merged.append((merge, strategy, sizes, losses, self._clock.wall()))
+        now = self._clock.now()
+        self._merged.append(Merged(merge, strategy, sizes, losses, journey, self._clock.wall(), now))
         if not strategy.needs_whole_steps:
-            self._ended_at = self._clock.now()
+            self._ended_at = now
+
+    def refused(self, reject: RejectUpdate, journey: Journey | None) -> None:
+        self.journal.rejected(reject.node, reject.reason, reject.detail)
+        if journey is not None and reject.granted_at is not None:
+            self._refused.append((reject, journey, self._clock.wall(), self._clock.now()))
 
     def step_closed(self, step: Step, strategy: Strategy) -> None:
         now = self._clock.now()
@@ -128,7 +166,7 @@ class Record:
         merged, self._merged = self._merged, []
         closed, self._closed = self._closed, []
         rows: list[tuple[int | float, ...]] = []
-        for merge, strategy, sizes, losses, at in merged:
+        for merge, strategy, sizes, losses, _, at, _ in merged:
             weighted = [loss * n for loss, n in zip(losses, sizes, strict=True)]
             done = 0
             for step, first, end in self.schedule.stretches(*merge.block):
@@ -148,6 +186,26 @@ class Record:
                 self.samples += sum(sizes)
         self.db.insert("ledger", rows)
         self.db.insert("steps", [self._close(*item) for item in closed])
+        self.db.insert("leases", self._leases(merged))
+        self.journal.losses(self.losses[len(self.losses) - len(closed) :], len(self.losses))
+
+    def _leases(self, merged: Sequence[Merged]) -> list[tuple[Any, ...]]:
+        """How each update came about, those that did not count included."""
+        done: list[tuple[MergeUpdate | RejectUpdate, Journey, float, float]] = [
+            (it.merge, it.journey, it.at, it.now) for it in merged
+        ]
+        refused, self._refused = self._refused, []
+        rows = []
+        for action, journey, at, now in [*done, *refused]:
+            granted_at = action.granted_at if action.granted_at is not None else journey.came_at
+            stations = journey.stations(granted_at, now)
+            block, refusal = action.block, action.reason if isinstance(action, RejectUpdate) else None
+            step, first, _ = self.schedule.stretches(*block)[0] if block is not None else (None, 0, 0)
+            version = action.version if isinstance(action, MergeUpdate) else None
+            place = (step.number if step is not None else None, first, block.size if block is not None else 0)
+            wall = at - (now - granted_at)
+            rows.append((action.lease, action.node, *place, version, journey.codec, wall, *stations, refusal))
+        return rows
 
     def _close(self, step: Step, strategy: Strategy, seconds: float, at: float) -> tuple[int | float, ...]:
         by_first = self._weighted_losses.pop(step.number)
@@ -159,20 +217,13 @@ class Record:
             self.samples += step.samples
         return (step.number, step.epoch, step.samples, loss, seconds, at)
 
-    def rejected(self, node: int | None, reason: str, detail: str) -> None:
-        self.db.insert("rejects", [(self._clock.wall(), node, reason, detail)])
-        log.debug("rejected %s from node %s: %s", reason, node, detail)
-
-    def chose(self, node: int, role: str, codec: str, reason: str) -> None:
-        self.db.insert("choices", [(self._clock.wall(), node, role, codec, reason)])
-
     def evaluated(self, epoch: int, step: int, metrics: dict[str, float]) -> None:
         at = self._clock.wall()
         self.db.insert("evaluations", [(at, epoch, step, name, value) for name, value in metrics.items()])
-        self.db.insert("samples", [(at, None, f"evaluate/{name}", value) for name, value in metrics.items()])
+        self.journal.evaluated(step, metrics)
         self.metrics = metrics
         words = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
-        level = logging.INFO if at - self._told_at >= SERIES_S else logging.DEBUG  # quick epochs would flood the screen
+        level = logging.INFO if at - self._told_at >= TELL_S else logging.DEBUG  # quick epochs would flood the screen
         self._told_at = at if level == logging.INFO else self._told_at
         log.log(
             level, "epoch %d, step %d: %s", epoch + 1, step, words, extra={"fields": {"step": step, "metrics": metrics}}
@@ -180,7 +231,7 @@ class Record:
 
     def evaluation_failed(self, problem: str, details: str) -> None:
         """Told once, and whenever it is another one; training goes on."""
-        self.rejected(None, "evaluate", problem)
+        self.journal.rejected(None, "evaluate", problem)
         level = logging.ERROR if problem != self._evaluation_problem else logging.DEBUG
         self._evaluation_problem = problem
         log.log(level, "%s; training goes on", problem, extra={"fields": {"details": details}})
@@ -191,20 +242,3 @@ class Record:
         if force or now - self._flushed_at >= FLUSH_S:
             self._flushed_at = now
             self._work_up()
-
-    def series(self, nodes: Sequence[NodeTotals], now: float, force: bool = False, **pools_own: float) -> bool:
-        """One point of each node's series a second, and of the pool's own; of who has left since the last one, a last
-        point. Was it time for that?
-        """
-        if not force and now - self._series_at < SERIES_S * max(1.0, len(nodes) / SERIES_NODES):
-            return False
-        self._series_at = now
-        at = self._clock.wall()
-        self.db.insert("samples", [(at, n.node, metric, getattr(n, metric)) for n in nodes for metric in SERIES])
-        self.db.insert("samples", [(at, None, metric, value) for metric, value in pools_own.items()])
-        self._left.clear()
-        return True
-
-    @property
-    def left_lately(self) -> list[int]:
-        return self._left

@@ -18,6 +18,7 @@ from wide.job.schedule import Schedule
 from wide.strategy.catalogue import STRATEGIES
 from wide.strategy.description import Strategy
 from wide.strategy.fold import Fold
+from wide.telemetry.journey import Journey
 
 
 class Evaluation(Protocol):
@@ -37,15 +38,18 @@ class Evaluation(Protocol):
 class Saving(Protocol):
     """Where checkpoints go (checkpoints.py)."""
 
+    @property
+    def took_s(self) -> float: ...  # the last one
     def prepare(self, position: events.Position, fold_state: Any) -> Callable[[], None] | None: ...  # what saves it
 
 
 class Taken(NamedTuple):
-    """An update at hand: its numbers, the samples in each of its batches, and their losses."""
+    """An update at hand: its numbers, the samples in each of its batches, their losses, and how it came about."""
 
     flat: Flat
     sizes: Sequence[int]
     losses: Sequence[float]
+    journey: Journey
 
 
 class Run:
@@ -80,13 +84,13 @@ class Run:
             EndRun: self._end,
         }
 
-    def take(self, lease: int, flat: Flat, sizes: Sequence[int], losses: Sequence[float]) -> bool:
+    def take(self, lease: int, flat: Flat, sizes: Sequence[int], losses: Sequence[float], journey: Journey) -> bool:
         """An update is here; what is to be done with it is for the pool to decide. Not, if there is one for this lease
         already, about which nothing was decided yet.
         """
         if lease in self._at_hand:
             return False
-        self._at_hand[lease] = Taken(flat, sizes, losses)
+        self._at_hand[lease] = Taken(flat, sizes, losses, journey)
         return True
 
     def finish_evaluation(self, steps: int, last_step: int | None) -> None:
@@ -96,6 +100,10 @@ class Run:
         if is_due and not self.record.is_evaluated(steps):
             self._evaluate(last)
 
+    @property
+    def checkpoint_s(self) -> float:
+        return self._saving.took_s if self._saving is not None else 0.0
+
     def close(self) -> None:
         self.aside.close()
         self._fold.bring_back()
@@ -103,14 +111,14 @@ class Run:
     # ── actions ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _merge(self, merge: MergeUpdate) -> Pending | None:
-        flat, sizes, losses = self._at_hand.pop(merge.lease)
-        self.record.merged(merge, self.strategy, sizes[: merge.block.size], losses)
+        flat, sizes, losses, journey = self._at_hand.pop(merge.lease)
+        self.record.merged(merge, self.strategy, sizes[: merge.block.size], losses, journey)
         return self.aside.do(lambda: self._fold.merge(merge, flat), lambda: reach("merge.before_answer"))
 
     def _reject(self, reject: RejectUpdate) -> None:
         if (taken := self._at_hand.pop(reject.lease, None)) is not None:
             self.master.release(taken.flat)
-        self.record.rejected(reject.node, reject.reason, reject.detail)
+        self.record.refused(reject, taken.journey if taken is not None else None)
 
     def make_version(self, make: MakeVersion, copy: Callable[[], None] | None = None) -> Pending | None:
         """And then, if a copy is wanted, that."""
@@ -144,7 +152,10 @@ class Run:
             return None
         self._fold.bring_back()
         copy = self._saving.prepare(save.position, self._fold.state())
-        return self.aside.do(copy) if copy is not None else None
+        if copy is None:
+            return None
+        self.record.journal.tell("checkpoint", None, f"of step {save.position.steps}")
+        return self.aside.do(copy)
 
     def _end(self, end: EndRun) -> Pending | None:
         self._fold.bring_back()

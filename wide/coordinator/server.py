@@ -13,7 +13,7 @@ from typing import Any
 from wide.coordinator import events
 from wide.coordinator.aside import Pending, afterwards
 from wide.coordinator.evaluation import Evaluation
-from wide.coordinator.picture import picture
+from wide.coordinator.picture import Shell, picture
 from wide.coordinator.planning import Planner
 from wide.coordinator.queue import EventQueue
 from wide.coordinator.run import Run
@@ -25,6 +25,7 @@ from wide.exchange.exchange import Exchange
 from wide.exchange.reception import EVALUATOR
 from wide.telemetry.clock import Clock
 from wide.telemetry.contributions import Contributions
+from wide.telemetry.lately import Lately
 from wide.telemetry.log import log
 from wide.telemetry.snapshot import NodeView, Snapshot, Window
 from wide.telemetry.totals import NodeTotals, totals_of
@@ -48,6 +49,7 @@ class Server:
         clock: Clock,
         window: Window,
         planner: Planner | None = None,
+        name: str = "",
     ) -> None:
         self.exchange, self.pool, self.run = exchange, pool, run
         self._evaluation, self._now, self._window, self._planner = evaluation, clock.now, window, planner
@@ -64,9 +66,11 @@ class Server:
             },
             clock.now,
         )
-        self._contributions = Contributions()
+        self._name, self._lately, self._contributions = name, Lately(), Contributions()
+        self._homes: dict[int, tuple[str, str, int]] = {}  # of each node: host, machine and its cores
         self._suspicion = ""  # that was told
-        self._was_full = False  # of snapshots to be evaluated
+        self._full_since: float | None = None  # of snapshots to be evaluated, so that everybody waits
+        self._evaluating_s = 0.0  # that they have waited before
         self._dropped: set[int] = set()  # nodes whose work failed
         self._begins_anew = False  # with a layout in which parameters may move
         self.last_trouble = ""  # why the last peer was dropped
@@ -112,7 +116,9 @@ class Server:
         self.run.close()
         end, stop = self.run.ended, self.run.stop_reason
         for node in self.exchange.nodes:
-            self.run.record.node_left(node, "the run failed" if end is not None and end.failure else "the run is over")
+            self.run.record.journal.node_left(
+                node, "the run failed" if end is not None and end.failure else "the run is over"
+            )
         if self._begins_anew:
             self.exchange.close("the pool begins anew", NotYet.exit_code, comes_back=True)
         elif end is None or (self.pool.is_open and end.why == stop):
@@ -120,7 +126,7 @@ class Server:
         else:
             self.exchange.close(f"the run is over: {end.failure or end.why}", int(bool(end.failure)))
         self.run.record.flush(force=True)
-        self.run.record.series(self.totals(), self._now(), force=True)
+        self.run.record.journal.series(self.totals(), self._now(), force=True)
 
     @property
     def plan_words(self) -> str:
@@ -164,34 +170,46 @@ class Server:
     def _look(self, now: float) -> None:
         """Make a picture of the run, for whoever wants to see it; and act on what the planner sees in it."""
         self._pictured_at = now
-        record, pool = self.run.record, self.pool
-        traffic, left = self.exchange.traffic, set(record.left_lately)
+        record, pool, traffic = self.run.record, self.pool, self.exchange.traffic
         views = [
             NodeView(
                 totals_of(node, record.parts[node], traffic.get(node)),
                 self.exchange.link_view(node),
                 member.is_silent,
                 len(member.leases),
+                *self._homes.get(node, ()),
             )
             for node, member in pool.members.items()
             if node in record.parts
         ]
-        busy_s = now - self._first_at - (self.exchange.idle_s - self._idle_before_s) if self._updates else 0.0
-        snapshot = self._window.latest = picture(pool, record, views, now, busy_s / max(self._updates, 1))
-        gone = [totals_of(node, record.parts[node], traffic.get(node)) for node in left if node in record.parts]
-        if record.series([*(view.totals for view in views), *gone], now, loop_max_ms=1000 * self._longest_s):
+        snapshot = self._window.latest = picture(pool, record, views, now, self._shell(now), self._lately)
+        journal, parts = record.journal, record.parts
+        gone = [totals_of(node, parts[node], traffic.get(node)) for node in set(journal.left_lately) if node in parts]
+        if journal.series([*(view.totals for view in views), *gone], now, loop_max_ms=1000 * self._longest_s):
             self._longest_s = 0.0
+            journal.show(snapshot)
         self._tell(snapshot)
         if self._planner is not None and (event := self._planner.look(snapshot, now)) is not None:
             self._queue.post(event)
 
+    def _shell(self, now: float) -> Shell:
+        busy_s = now - self._first_at - (self.exchange.idle_s - self._idle_before_s) if self._updates else 0.0
+        waited_s = now - self._full_since if self._full_since is not None else 0.0
+        return Shell(
+            self._name,
+            self.exchange.is_lossless,
+            busy_s,
+            busy_s / max(self._updates, 1),
+            self._evaluating_s + waited_s,
+            self._evaluation.longest_s,
+            self.run.checkpoint_s,
+        )
+
     def _tell(self, run: Snapshot) -> None:
         """Now and then: each node how it is doing, and this side which one is of no use."""
         contributions, useless = self._contributions.look(run)
-        done = run.step - run.before[0]
-        left_s = run.elapsed_s * (run.steps - run.step) / done if run.steps is not None and done else None
         for node, batches, per_s in contributions:
-            self.exchange.tell(node, say.Progress(run.step, run.steps, left_s, run.batches, batches, per_s))
+            self.exchange.tell(node, say.Progress(run.step, run.steps, run.left_s, run.batches, batches, per_s))
         if self.pool.deadly.suspicion != self._suspicion:
             useless.append(suspicion := self.pool.deadly.suspicion)
             self._suspicion = suspicion
@@ -213,25 +231,29 @@ class Server:
         if not self._updates:
             self._first_at, self._idle_before_s = self._now(), self.exchange.idle_s
         self._updates += 1
-        if self.pool.is_over or not self.run.take(it.lease, it.flat, it.sizes, it.losses):
+        if self.pool.is_over or not self.run.take(it.lease, it.flat, it.sizes, it.losses, it.journey):
             self.run.master.release(it.flat)
         else:
-            self._queue.post(events.UpdateArrived(it.node, it.lease, it.problem, it.compute_s, len(it.losses)))
+            compute_s = it.journey.compute_s
+            self._queue.post(events.UpdateArrived(it.node, it.lease, it.problem, compute_s, len(it.losses)))
 
     def _enrolled(self, it: happened.Enrolled) -> None:
-        self.run.record.enrolled(it.machine, it.name, it.address, it.invite)
+        self.run.record.journal.enrolled(it.machine, it.name, it.address, it.invite)
         log.info(
             "%s (%s) came by invite %s, and is machine %s of this pool", it.name, it.address, it.invite, it.machine
         )
 
     def _joined(self, it: happened.Joined) -> None:
         self.run.record.node_joined(it.node, it.name, it.host, it.pid, it.machine, it.address)
+        self._homes[it.node] = (it.host, "", 0)
 
     def _ready(self, it: happened.Ready) -> None:
         name = self.run.record.parts[it.node].name
         why = f" ({it.data_problem})" if it.data_problem else ""
         streamed = "" if it.has_data else f", batches are streamed to it{why}"
         log.info("node %d (%s) joined%s", it.node, name, streamed)
+        self.run.record.journal.tell("joined", it.node, f"{name}{streamed}")
+        self._homes[it.node] = (self._homes[it.node][0], it.machine, it.cores)
         self._waiting[it.node] = events.NodeJoined(it.node, it.machine, it.cores)
         self._admit()
         if self.exchange.member_count == self.run.schedule.batches_per_step + 1:
@@ -249,20 +271,24 @@ class Server:
             self._waiting.clear()
 
     def _left(self, it: happened.Left) -> None:
-        self.run.record.node_left(it.node, it.why)
+        self.run.record.journal.node_left(it.node, it.why)
         why = "it failed, and another one tries its work" if it.node in self._dropped else it.why
         self._dropped.discard(it.node)
         log.info("node %d (%s) left: %s", it.node, it.name, why)
+        self.run.record.journal.tell("left", it.node, f"{it.name}: {why}")
+        self._homes.pop(it.node, None)
         if self._waiting.pop(it.node, None) is None and it.was_ready:
             self._queue.post(events.NodeLeft(it.node, it.why, it.died))
         self._admit()
 
     def _silent(self, it: happened.Silent) -> None:
         log.info("node %d (%s) is silent", it.node, it.name)
+        self.run.record.journal.tell("silent", it.node, it.name)
         self._queue.post(events.NodeSilent(it.node))
 
     def _heard(self, it: happened.Heard) -> None:
         log.info("node %d (%s) is back", it.node, it.name)
+        self.run.record.journal.tell("back", it.node, it.name)
         self._queue.post(events.NodeHeard(it.node))
 
     def _failed(self, it: happened.Failed) -> None:
@@ -282,13 +308,13 @@ class Server:
         self._queue.post(lambda: self.run.master.owe(it.flat, weight))
 
     def _rejected(self, it: happened.Rejected) -> None:
-        self.run.record.rejected(it.node, it.reason, it.detail)
+        self.run.record.journal.rejected(it.node, it.reason, it.detail)
 
     def _dismissed(self, it: happened.Dismissed) -> None:
         self.last_trouble = it.why
 
     def _chose(self, it: happened.Chose) -> None:
-        self.run.record.chose(it.node, it.role, it.codec, it.reason)
+        self.run.record.journal.chose(it.node, it.role, it.codec, it.reason)
 
     def _plan_asked(self, it: happened.PlanAsked) -> None:
         self._look(self._now())
@@ -346,15 +372,20 @@ class Server:
         self.run.performers[events.ChangeStrategy](change)
         self.exchange.follow(self.run.strategy.update_role, self.run.strategy.overlaps)
         log.info("strategy: %s", change.strategy)
+        self.run.record.journal.tell("strategy", None, change.strategy)
 
     def _close_step(self, close: events.CloseStep) -> Pending | None:
         return afterwards(self.run.performers[events.CloseStep](close), self._watch_evaluation)
 
     def _watch_evaluation(self) -> None:
         """Every epoch is evaluated, and snapshots do not pile up without end."""
-        if (is_full := self._evaluation.is_full) != self._was_full:
-            self._was_full = is_full
-            self._queue.post(events.EvaluationFull() if is_full else events.EvaluationCaughtUp())
+        if (is_full := self._evaluation.is_full) == (self._full_since is not None):
+            return
+        now = self._now()
+        if self._full_since is not None:
+            self._evaluating_s += now - self._full_since
+        self._full_since = now if is_full else None
+        self._queue.post(events.EvaluationFull() if is_full else events.EvaluationCaughtUp())
 
 
 HEARERS: dict[type[happened.Happening], Callable[[Server, Any], None]] = {

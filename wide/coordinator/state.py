@@ -204,11 +204,12 @@ class Pool:
         discount = self.policy.discount(staleness)
         self.deadly.survived(block)
         self._granting.is_careful = self.deadly.is_suspicious
-        merge = MergeUpdate(event.node, lease.number, block, self.version + 1, discount, staleness)
+        merge = MergeUpdate(event.node, lease.number, block, self.version + 1, discount, staleness, lease.granted_at)
         return [merge, *(self._settle(now, closed) or self._grant(member, now))]
 
     def _refuse(self, member: Member, lease: Lease, reason: str, why: str, now: float) -> list[Action]:
-        reject = RejectUpdate(member.node, lease.number, reason, f"{self._where(lease.block)}: {why}")
+        detail = f"{self._where(lease.block)}: {why}"
+        reject = RejectUpdate(member.node, lease.number, reason, detail, lease.block, lease.granted_at)
         return [reject, *self._grant(member, now)]
 
     def _unknown(self, event: UpdateArrived, member: Member | None, now: float) -> list[Action]:
@@ -234,7 +235,7 @@ class Pool:
         """One machine may be broken: its work is tried on another. Where two agree, or no other can come, we fail."""
         position = min(lease.block.first + max(batch, 0), lease.block.end - 1)
         where = f"{self._where(Block(position, position + 1))}, node {member.node}: {problem}"
-        reject = RejectUpdate(member.node, lease.number, "failed", where)
+        reject = RejectUpdate(member.node, lease.number, "failed", where, lease.block, lease.granted_at)
         is_agreed = self._failed.get(position, member.node) != member.node  # one alone, however often, is not believed
         if is_agreed or (len(self.members) == 1 and not self.is_open):
             return [reject, *self._end(now, "failed", where, details)]

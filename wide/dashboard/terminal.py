@@ -1,115 +1,151 @@
-"""How a run is shown while it trains: one line that lives (in a terminal, in a notebook), or a line now and then (in a
-pipe, in a log file). Its own thread reads the window; nobody waits for it.
+"""How a run is shown while it trains: a screen that lives (in a terminal), one that is drawn anew (in a notebook), or a
+line now and then (in a pipe, in a log file). A thread, or the process that waits for the run, reads snapshots; nobody
+who trains waits for it, and a terminal that is gone ends nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, TextIO
+from typing import Any, Protocol, Self
 
-from wide.dashboard.progress import Progress
+from wide.dashboard.progress import line
 from wide.telemetry.log import log
-from wide.telemetry.snapshot import Window
+from wide.telemetry.snapshot import Snapshot, Window
 
-REFRESH_S = 0.25
-NOTEBOOK_S = 1.0
+REFRESH_S = 0.5  # where another process draws
+OWN_REFRESH_S = 1.0  # where it is the one that trains
 PIPED_S = 30.0
 FIRST_S = 5.0  # whatever is shown seldom is shown after this for the first time
 
-Show = Callable[[str], None]
+Phase = tuple[str, float]
+Post = Callable[[Snapshot, Phase], None]
+
+
+class Display(Protocol):
+    """Something that shows snapshots, and log lines above them. Leaving it takes it off the screen."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *_: object) -> None: ...
+    def show(self, run: Snapshot, phase: Phase) -> None: ...
+    def write(self, text: str) -> int: ...
+    def flush(self) -> None: ...
+
+
+class Screen:
+    """A terminal, whatever becomes of its size."""
+
+    def __init__(self, stream: Any = None, is_whole: bool = False) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self.console = Console(file=stream or sys.stderr, highlight=False)
+        self._live = Live(console=self.console, auto_refresh=False, transient=not is_whole, screen=is_whole)
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(OSError, ValueError):  # it was closed
+            self._live.stop()
+
+    def show(self, run: Snapshot, phase: Phase) -> None:
+        from wide.dashboard.screen import screen
+
+        size = self.console.size
+        with self._lock, contextlib.suppress(OSError, ValueError):
+            self._live.update(screen(run, phase, time.monotonic(), size.width, size.height), refresh=True)
+
+    def write(self, text: str) -> int:
+        """Lines that stay, above the screen that lives."""
+        from rich.text import Text
+
+        with self._lock, contextlib.suppress(OSError, ValueError):
+            if text.strip("\n"):
+                self.console.print(Text.from_ansi(text.rstrip("\n")), soft_wrap=True)
+        return len(text)
+
+    def flush(self) -> None:
+        """Every write is shown at once."""
+
+
+class Lines:
+    """A line now and then, in the log."""
+
+    def __enter__(self) -> Self:
+        self._due = time.monotonic() + FIRST_S
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def show(self, run: Snapshot, phase: Phase) -> None:
+        if (now := time.monotonic()) >= self._due:
+            self._due = now + PIPED_S
+            log.info("%s", line(run, phase, now))
+
+    def write(self, text: str) -> int:
+        return sys.stderr.write(text)
+
+    def flush(self) -> None:
+        sys.stderr.flush()
+
+
+def has_screen(stream: Any, is_plain: bool) -> bool:
+    """Is there a terminal that can do more than print?"""
+    return not is_plain and stream.isatty() and os.environ.get("TERM", "") not in ("dumb", "unknown")
 
 
 @contextlib.contextmanager
-def watching(window: Window, is_wanted: bool) -> Iterator[None]:
-    """Show the run while the block runs. Log lines pass above a line that lives."""
+def watching(window: Window, is_wanted: bool, is_plain: bool, post: Post | None = None) -> Iterator[None]:
+    """Show the run while the block runs; or, if somebody else does that, `post` it to them."""
     if not is_wanted:
         yield
         return
-    is_notebook = getattr(sys.stderr, "is_notebook", False) or type(sys.stderr).__module__.startswith("ipykernel")
-    kind = _in_terminal if sys.stderr.isatty() else _in_notebook if is_notebook else _in_pipe
-    with kind() as (show, every_s):
-        stop, progress = threading.Event(), Progress(window)
-
-        def keep_showing() -> None:
-            due = time.monotonic() + min(every_s, FIRST_S)
-            while not stop.wait(REFRESH_S):
-                progress.see()
-                if (now := time.monotonic()) >= due:
-                    due = now + every_s
-                    show(progress.line(now))
-
-        thread = threading.Thread(target=keep_showing, name="progress", daemon=True)
-        thread.start()
-        try:
+    if post is not None:
+        with _every(REFRESH_S, lambda: post(window.latest, window.phase)):
             yield
-        finally:
-            stop.set()
-            thread.join()
+        return
+    display: Display = Screen() if has_screen(sys.stderr, is_plain) else Lines()
+    with display, _logging_to(display), _every(OWN_REFRESH_S, lambda: display.show(window.latest, window.phase)):
+        yield
 
 
 @contextlib.contextmanager
-def _in_terminal() -> Iterator[tuple[Show, float]]:
-    from rich.console import Console
-    from rich.live import Live
-    from rich.text import Text
+def _every(seconds: float, deed: Callable[[], None]) -> Iterator[None]:
+    stop = threading.Event()
 
-    with Live(console=Console(stderr=True), auto_refresh=False, transient=True) as live, _logging_to(sys.stderr):
-        yield lambda line: live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True), REFRESH_S
+    def keep_on() -> None:
+        while not stop.wait(seconds):
+            deed()
 
-
-@contextlib.contextmanager
-def _in_notebook() -> Iterator[tuple[Show, float]]:
-    """Cells know the carriage return, and no other art."""
-    living = LivingLine(sys.stderr)
-    with _logging_to(living):
-        try:
-            yield living.show, NOTEBOOK_S
-        finally:
-            living.show("")
+    thread = threading.Thread(target=keep_on, name="progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
 
 
 @contextlib.contextmanager
-def _in_pipe() -> Iterator[tuple[Show, float]]:
-    yield lambda line: log.info("%s", line), PIPED_S
-
-
-@contextlib.contextmanager
-def _logging_to(stream: Any) -> Iterator[None]:
-    """Whatever is logged goes by way of whoever has the line, who writes it above."""
+def _logging_to(display: Display) -> Iterator[None]:
+    """Whatever is logged goes by way of whoever has the screen, who writes it above."""
+    if isinstance(display, Lines):
+        yield
+        return
     handlers = [h for h in log.handlers if type(h) is logging.StreamHandler]
     before = [(handler, handler.stream) for handler in handlers]
     for handler in handlers:
-        handler.setStream(stream)
+        handler.setStream(display)
     try:
         yield
     finally:
         for handler, old in before:
             handler.setStream(old)
-
-
-class LivingLine:
-    """A stream with one line at its end that is written again and again."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream, self._line, self._lock = stream, "", threading.Lock()
-
-    def show(self, line: str) -> None:
-        with self._lock:
-            rest = " " * (len(self._line) - len(line))
-            self._stream.write(f"\r{line}{rest}" if line else f"\r{rest}\r")
-            self._line = line
-
-    def write(self, text: str) -> int:
-        with self._lock:
-            self._stream.write(f"\r{' ' * len(self._line)}\r{text}" if self._line else text)
-            if text.endswith("\n"):
-                self._stream.write(self._line)
-        return len(text)
-
-    def flush(self) -> None:
-        self._stream.flush()

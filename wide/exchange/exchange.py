@@ -224,6 +224,10 @@ class Exchange:
         """How long new weights and an update travel, as things are, for each node."""
         return [(peer.node, self._codecs.transfer_s(peer)) for peer in self._board.members]
 
+    @property
+    def is_lossless(self) -> bool:
+        return self._codecs.is_lossless
+
     def link_view(self, node: int) -> LinkView | None:
         peer = self._board.peers.get(node)
         return self._codecs.view(peer) if peer is not None else None
@@ -324,10 +328,10 @@ class Exchange:
             self._updated(peer, whole)
 
     def _updated(self, peer: Peer, whole: Whole) -> None:
-        update, flat = whole
+        update, flat, journey = whole
         sent = self._delivery.answered(peer, update.lease)
         sizes = sent.sizes if sent is not None else []
-        news = happened.Updated(peer.node, update.lease, flat, sizes, update.losses, update.compute_s, "")
+        news = happened.Updated(peer.node, update.lease, flat, sizes, update.losses, journey, "")
         if sent is not None and sent.room is flat:  # who can write there can do as it likes: it is believed
             self._inspection.believe(news, update.is_finite)
         else:

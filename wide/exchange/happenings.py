@@ -9,6 +9,7 @@ import msgspec
 
 from wide.codec.layout import Flat
 from wide.exchange.peer import Peer
+from wide.telemetry.journey import Journey
 
 
 class Happening(msgspec.Struct, frozen=True, gc=False):
@@ -79,7 +80,7 @@ class Updated(Happening, frozen=True):
     flat: Flat
     sizes: list[int]
     losses: list[float]
-    compute_s: float
+    journey: Journey
     problem: str
 
 

@@ -17,6 +17,7 @@ from wide.errors import ProtocolError
 from wide.exchange.link_codecs import LinkCodecs
 from wide.exchange.peer import Arriving, Peer
 from wide.exchange.probe import PROBE_NBYTES
+from wide.telemetry.journey import Journey
 from wide.wire import messages as say
 from wide.wire.frames import Destinations
 
@@ -25,10 +26,11 @@ LEAST_S = 1e-6  # nobody computes anything in less
 
 
 class Whole(NamedTuple):
-    """An update of which everything is here."""
+    """An update of which everything is here, and how it came about."""
 
     update: say.Update
     flat: Flat
+    journey: Journey
 
 
 class Intake:
@@ -156,9 +158,10 @@ class Intake:
     def _whole(self, peer: Peer, update: say.Update, flat: Flat) -> Whole:
         """All of an update is here."""
         incoming, traffic = peer.incoming, peer.traffic
-        arriving = incoming.arriving.popleft()
+        arriving, now = incoming.arriving.popleft(), self._now()
         if not peer.is_on_this_machine:
-            elapsed_s = self._now() - arriving.since
+            elapsed_s = now - arriving.since
+            traffic.travel_s += update.received_s + elapsed_s
             busy_s = elapsed_s - (self._idle_s() - arriving.idle_before_s)  # and could not receive
             nbytes = peer.connection.bytes_received - arriving.nbytes_before
             self._codecs.observe(peer, update, nbytes, elapsed_s, busy_s)
@@ -168,6 +171,7 @@ class Intake:
         traffic.compute_s += update.compute_s
         traffic.codec_s += update.codec_s
         traffic.network_s += update.network_s
+        traffic.fetch_s += update.fetch_s
         traffic.rss_bytes = update.rss_bytes
         flat.touched = int.from_bytes(update.touched, "little") & self._all_touched
-        return Whole(update, flat)
+        return Whole(update, flat, Journey(update.compute_s, update.codec_s, arriving.since, now, update.codec))

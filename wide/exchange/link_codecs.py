@@ -130,17 +130,26 @@ class LinkCodecs:
             return None
         allowed = candidates(self.update_role, self.is_lossless) if self._is_open("weights") else (self.compress,)
         names = [RAW] if peer.is_on_this_machine else [name for name in allowed if name == RAW or name in PRIORS]
-        nbytes, here = self.live_nbytes, self._here["weights"]
-        travel_s = {
-            name: (
-                seconds(name, nbytes, link.up, link.cpu),
-                seconds(STRONGEST_FOR_WEIGHTS if name == "topk" else name, nbytes, link.down, here),
-            )
-            for name in names
-        }
+        is_slow = not peer.is_on_this_machine and self._is_worth_trying("weights", self.live_nbytes, link.up)
+        known = candidates(self.update_role, lossless=False) if is_slow else ()
+        others = [name for name in known if name in PRIORS and name not in allowed]
         incoming, codecs = peer.incoming, {str(role): codec for role, codec in link.codecs.items()}
-        widths = link.up.bytes_per_s, link.down.bytes_per_s, link.up.delay_s
-        return LinkView(*widths, codecs, travel_s, incoming.batches_per_s, incoming.updates)
+        return LinkView(
+            link.up.bytes_per_s,
+            link.down.bytes_per_s,
+            link.up.delay_s,
+            codecs,
+            {name: self._travel_s(name, link.up, link.down, link.cpu) for name in names},
+            incoming.batches_per_s,
+            incoming.updates,
+            {name: self._travel_s(name, link.up, link.down, link.cpu) for name in others},
+            peer.is_on_this_machine,
+        )
+
+    def _travel_s(self, name: str, up: Link, down: Link, cpu: Cpu) -> tuple[float, float]:
+        for_weights = STRONGEST_FOR_WEIGHTS if name == "topk" else name
+        nbytes = self.live_nbytes
+        return seconds(name, nbytes, up, cpu), seconds(for_weights, nbytes, down, self._here["weights"])
 
     def _busy_s(self, role: Role, peer: Peer, name: str) -> float:
         """How long encoding has probably kept the sender: the time that a payload would take on an endless link."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 import os
 import socket
+import time
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ import torch
 from wide.codec.layout import Flat
 from wide.coordinator import events
 from wide.coordinator.assembly import Course
-from wide.coordinator.picture import picture
+from wide.coordinator.picture import Shell, picture
 from wide.coordinator.queue import EventQueue
 from wide.coordinator.record import Record
 from wide.coordinator.run import Run
@@ -26,6 +27,8 @@ from wide.node.carried import Carried
 from wide.node.evaluator import on_copy
 from wide.node.selfcheck import SelfCheck
 from wide.node.trainer import Enough, Place, Trainer
+from wide.telemetry.journey import Journey
+from wide.telemetry.lately import Lately
 from wide.telemetry.process import rss_bytes
 from wide.telemetry.snapshot import NodeView
 from wide.telemetry.totals import NodeTotals, Traffic, totals_of
@@ -42,6 +45,7 @@ class EvaluatesHere:
     def __init__(self, job: Job, model: torch.nn.Module, record: Record) -> None:
         self._job, self._model, self._record = job, model, record
         self.is_wanted = job.evaluate is not None
+        self.took_s = self.longest_s = 0.0
 
     def copy(self, weights: Flat, live_nbytes: int) -> memoryview:
         """They are evaluated at once."""
@@ -49,11 +53,14 @@ class EvaluatesHere:
 
     def ask(self, epoch: int, step: int, weights: memoryview) -> None:
         try:
+            began = time.monotonic()
             metrics = on_copy(self._job, self._model, self._record.schedule.seed)
         except TrainingFailed as error:
             self._record.evaluation_failed(str(error), error.details)
         else:
             self._record.evaluated(epoch, step, metrics)
+        self.took_s += (took_s := time.monotonic() - began)
+        self.longest_s = max(self.longest_s, took_s)
 
     def hurry(self) -> None:
         """There is nothing that waits."""
@@ -78,7 +85,9 @@ class Alone:
         if checks and self._trainer.is_on_cpu:
             self._try_job(job)
         record.node_joined(ME, "alone", socket.gethostname(), os.getpid())
-        self.run: Run = course.run(self.pool, record, EvaluatesHere(job, course.master.model, record), self.totals)
+        self._evaluation = EvaluatesHere(job, course.master.model, record)
+        self.run: Run = course.run(self.pool, record, self._evaluation, self.totals)
+        self._lately, self._computed_s, self._fetched_s = Lately(), 0.0, 0.0
         self._queue = EventQueue(
             self.pool,
             {**self.run.performers, events.GrantLease: self._granted, events.DropNode: lambda drop: None},
@@ -113,9 +122,10 @@ class Alone:
                 self._decide(events.RunFailed(str(error), error.details))  # what was trained until then is kept
             raise
         finally:
-            self._traffic[ME] = Traffic(compute_s=self.run.record.seconds, rss_bytes=rss_bytes())
-            self.run.record.node_left(ME, "the run is over")
-            self.run.record.series(self.totals(), self._now(), force=True)
+            seconds = self.run.record.seconds
+            self._traffic[ME] = Traffic(compute_s=seconds, fetch_s=self._fetched_s, rss_bytes=rss_bytes())
+            self.run.record.journal.node_left(ME, "the run is over")
+            self.run.record.journal.series(self.totals(), self._now(), force=True)
 
     def totals(self) -> list[NodeTotals]:
         return [totals_of(node, part, self._traffic.get(node)) for node, part in self.run.record.parts.items()]
@@ -151,7 +161,10 @@ class Alone:
             if self.run.stop_reason:
                 raise Enough(self.run.stop_reason)
             step, batch = fetch[i]
-            return self._samples.batch(schedule.ids(step, batch, batch + 1), trainer.seed_of(step.number, batch))
+            before = self._now()
+            found = self._samples.batch(schedule.ids(step, batch, batch + 1), trainer.seed_of(step.number, batch))
+            self._fetched_s += self._now() - before
+            return found
 
         began = self._now()
         try:
@@ -165,8 +178,10 @@ class Alone:
             return
         if self._carried is not None and self._carried.has_news(self._now() - began):
             self._try_job(self._job)
-        problem = "" if flat.is_finite() else NOT_FINITE
-        self.run.take(grant.lease, self._own(flat), [place.samples for place in places], losses)
+        problem, now = "" if flat.is_finite() else NOT_FINITE, self._now()
+        self._computed_s += now - began
+        journey = Journey(now - began, 0.0, now, now)
+        self.run.take(grant.lease, self._own(flat), [place.samples for place in places], losses, journey)
         self._decide(events.UpdateArrived(ME, grant.lease, problem, batches=len(losses)))
 
     def _own(self, flat: Flat) -> Flat:
@@ -188,9 +203,15 @@ class Alone:
         if now - self._looked_at < LOOK_S:
             return
         self._looked_at = now
-        views = tuple(NodeView(totals, None, is_silent=False, leases=1) for totals in self.totals())
-        self._course.window.latest = picture(self.pool, record, views, now)
-        record.series([view.totals for view in views], now)
+        self._traffic[ME] = Traffic(compute_s=self._computed_s, fetch_s=self._fetched_s, rss_bytes=rss_bytes())
+        evaluation, name, host = self._evaluation, self._course.name, socket.gethostname()
+        shell = Shell(name, evaluating_s=evaluation.took_s, evaluation_s=evaluation.longest_s)
+        mine = next(totals for totals in self.totals() if totals.node == ME)
+        views = (NodeView(mine, None, is_silent=False, leases=1, host=host),)
+        snapshot = picture(self.pool, record, views, now, shell, self._lately)
+        self._course.window.latest = snapshot
+        if record.journal.series([mine], now):
+            record.journal.show(snapshot)
 
 
 def _first_batch(samples: Samples, size: int, seed: int, i: int, other: int) -> Any:

@@ -24,6 +24,7 @@ from wide.job.definition import Job
 from wide.job.loading import load
 from wide.job.settings import use_settings
 from wide.launch.crew import Crew, LocalNodes, Member
+from wide.launch.relay import Relay
 from wide.launch.signals import BEFORE, on_signals
 from wide.launch.training import Origin, Training
 from wide.node.evaluator import Evaluator
@@ -37,11 +38,20 @@ RETRY_S = math.inf  # a node of our own ends with its coordinator, however long 
 
 
 def coordinate(
-    job: str | bytes, name: str, options: Options, command: list[str], spec: str, relay: str, parent: Pipe
+    job: str | bytes,
+    name: str,
+    options: Options,
+    command: list[str],
+    spec: str,
+    shows: bool,
+    parent: Pipe,
+    listener: Pipe | None,
 ) -> None:
     """Train, or plan, and tell the parent how it ended: ("result", JSON) or ("error", exit code, words, traceback).
 
-    A process group of its own: Ctrl-C in the terminal reaches the parent, which passes it on once, as SIGTERM.
+    `listener` is where the parent hears what is said meanwhile, if this process's own stderr is not the place; it may
+    show pictures of the run, too. A process group of its own: Ctrl-C in the terminal reaches the parent, which passes
+    it on once, as SIGTERM.
     """
     if hasattr(os, "setpgrp"):
         os.setpgrp()
@@ -53,10 +63,12 @@ def coordinate(
         os._exit(128 + number)
 
     on_signals(lambda number, frame: end(number, BEFORE))
-    if relay:
-        sys.stderr = _Relay(parent, is_notebook=relay == "notebook")
+    relay = Relay(listener) if listener is not None else None
+    if relay is not None:
+        sys.stderr = relay
     try:
-        origin = Origin(command, spec, isinstance(job, bytes), end)
+        post = relay.post if relay is not None and shows else None
+        origin = Origin(command, spec, isinstance(job, bytes), end, post)
         loaded = _job(job)
         with contextlib.suppress(OSError):  # killed meanwhile: this process is about to notice, too
             parent.send_bytes(msgspec.json.encode(("loaded",)))
@@ -66,6 +78,8 @@ def coordinate(
     except KeyboardInterrupt:
         answer = ("error", 128 + signal.SIGINT, "interrupted", "")
     on_signals(signal.SIG_IGN)  # it is over; only the answer is left to be said
+    if relay is not None:
+        relay.finish()
     with contextlib.suppress(OSError):  # a parent that was killed hears nothing
         parent.send_bytes(msgspec.json.encode(answer))
 
@@ -78,23 +92,6 @@ def _train(loaded: Job, job: str | bytes, name: str, options: Options, origin: O
         threading.Thread(target=end_with_parent, daemon=True).start()
         result = training.train(crew)
         return training.plan_words if options.only_plans else result.to_json()
-
-
-class _Relay:
-    """A stderr for coordinators of notebooks, whose cells the process's own stderr would not reach."""
-
-    def __init__(self, parent: Pipe, is_notebook: bool) -> None:
-        self._parent, self.is_notebook = parent, is_notebook
-
-    def write(self, text: str) -> int:
-        self._parent.send_bytes(msgspec.json.encode(("log", text)))
-        return len(text)
-
-    def flush(self) -> None:
-        """Every write is sent at once."""
-
-    def isatty(self) -> bool:
-        return False
 
 
 def serve_pool(member: Member) -> None:

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import FrameType
 from typing import Any, Self
@@ -23,14 +23,16 @@ import msgspec
 
 from wide.config import Options, resolve
 from wide.dashboard.progress import counted
-from wide.dashboard.terminal import FIRST_S, PIPED_S
+from wide.dashboard.terminal import FIRST_S, PIPED_S, Display, Screen, has_screen
 from wide.errors import BY_EXIT_CODE, Interrupted, TrainingFailed, UsageError, WideError
 from wide.job.definition import Job
 from wide.job.loading import check_not_importing, find, load
 from wide.launch.folder import remembered_spec
 from wide.launch.processes import CONTEXT, Children, warm_up
+from wide.launch.relay import heard
 from wide.launch.result import Result, from_json
 from wide.launch.signals import on_signals, say_and_end
+from wide.telemetry.snapshot import Snapshot
 
 ASK_AGAIN_S = 1.0
 
@@ -136,14 +138,18 @@ def _run_in_child(job: str | bytes, name: str, options: Options, script: str = "
     """The coordinator's answer."""
     ours, theirs = CONTEXT.Pipe(duplex=False)
     spec = job if isinstance(job, str) else script
-    relay = "" if _is_own_stderr() else "notebook" if "ipykernel" in sys.modules else "plain"
-    arguments = (job, name, options, list(sys.argv), spec, relay, theirs)
-    with _Signals() as signals:
+    display = _display(options)
+    heard, said = CONTEXT.Pipe(duplex=False) if display is not None or not _is_own_stderr() else (None, None)
+    arguments = (job, name, options, list(sys.argv), spec, display is not None, theirs, said)
+    with _Signals() as signals, contextlib.ExitStack() as stack:
         warm_up(job if isinstance(job, str) else "")
         process = Children().start("wide.launch.child", "coordinate", *arguments, may_have_children=True)
-        theirs.close()
+        for pipe in (theirs, said):
+            if pipe is not None:
+                pipe.close()
         signals.pass_to(process.pid)
-        answer = _answer(ours, signals.ask_again, options.log != "silent")
+        hearing = Hearing(heard, display, stack) if heard is not None else None
+        answer = _answer(ours, hearing, signals.ask_again, options.log != "silent")
         process.join()
     if answer is not None and answer[0] == "result":
         words: str = answer[1]
@@ -160,26 +166,68 @@ def _run_in_child(job: str | bytes, name: str, options: Options, script: str = "
     raise BY_EXIT_CODE.get(exit_code, WideError)(words, details)
 
 
-def _answer(pipe: Connection, look_up: Callable[[], None], tells: bool) -> list[Any] | None:
-    """What the coordinator says in the end; what it logs before that, where it cannot write to our stderr, is shown."""
+def _answer(pipe: Connection, hearing: Hearing | None, look_up: Callable[[], None], tells: bool) -> list[Any] | None:
+    """What the coordinator says in the end; what it says before that, where its own stderr is not ours, is shown."""
     began, due_s = time.monotonic(), FIRST_S if tells else math.inf
     try:
         while True:
-            while not pipe.poll(ASK_AGAIN_S):
+            ready = wait([pipe, *(hearing.pipes if hearing is not None else ())], ASK_AGAIN_S)
+            if hearing is not None:
+                hearing.hear()
+            if not ready:
                 look_up()
-                if (waited_s := time.monotonic() - began) > due_s:
-                    due_s += PIPED_S
-                    print(f"wide: still loading torch and the job ({waited_s:.0f} s)", file=sys.stderr, flush=True)
-            said: list[Any] = msgspec.json.decode(pipe.recv_bytes())
-            due_s = math.inf  # whatever it is, it has begun
-            if said[0] == "loaded":
+            if (waited_s := time.monotonic() - began) > due_s:
+                due_s += PIPED_S
+                print(f"wide: still loading torch and the job ({waited_s:.0f} s)", file=sys.stderr, flush=True)
+            if pipe not in ready:
                 continue
-            if said[0] != "log":
-                return said
-            sys.stderr.write(said[1])
-            sys.stderr.flush()
+            answer: list[Any] = msgspec.json.decode(pipe.recv_bytes())
+            due_s = math.inf  # whatever it is, it has begun
+            if answer[0] != "loaded":
+                return answer
     except EOFError:
         return None
+    finally:
+        if hearing is not None:
+            hearing.hear()
+
+
+class Hearing:
+    """What a coordinator says that has no stderr of its own here: log lines, and pictures for the display, if any."""
+
+    def __init__(self, pipe: Connection, display: Display | None, stack: contextlib.ExitStack) -> None:
+        self.pipes = [pipe]
+        self._display, self._stack, self._is_shown = display, stack, False
+
+    def hear(self) -> None:
+        """All that was said until now."""
+        try:
+            while self.pipes and self.pipes[0].poll():
+                self._show(heard(self.pipes[0].recv_bytes()))
+        except (EOFError, OSError):
+            self.pipes.clear()
+
+    def _show(self, said: str | tuple[Snapshot, tuple[str, float]]) -> None:
+        if isinstance(said, str):
+            stream = self._display if self._is_shown and self._display is not None else sys.stderr
+            stream.write(said)
+            stream.flush()
+        elif self._display is not None:
+            if not self._is_shown:
+                self._stack.enter_context(self._display)
+                self._is_shown = True
+            self._display.show(*said)
+
+
+def _display(options: Options) -> Display | None:
+    """Where this process can show more than lines."""
+    if options.log == "silent" or options.only_plans:
+        return None
+    if "ipykernel" in sys.modules and not options.plain:
+        from wide.dashboard.notebook import Cell
+
+        return Cell()
+    return Screen() if _is_own_stderr() and has_screen(sys.stderr, options.plain) else None
 
 
 def _is_own_stderr() -> bool:

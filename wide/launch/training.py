@@ -25,7 +25,7 @@ from wide.coordinator.checkpoints import FileWriter
 from wide.coordinator.master import Master
 from wide.coordinator.resume import Start
 from wide.coordinator.run import Run
-from wide.dashboard.terminal import watching
+from wide.dashboard.terminal import Post, watching
 from wide.errors import Interrupted, ParametersMoved, TrainingFailed
 from wide.exchange.common import Common
 from wide.exchange.door import Door
@@ -61,13 +61,15 @@ from wide.wire.messages import Offer
 @dataclass(frozen=True)
 class Origin:
     """Who wants this run: the command line that began it, its job's file (`file.py:name`) if it has one, and whether
-    `wide.run` did it. `end`, if this is a process of our own: says why, and ends it.
+    `wide.run` did it. `end`, if this is a process of our own: says why, and ends it. `post`, if somebody else shows
+    pictures of the run.
     """
 
     command: list[str]
     spec: str = ""
     is_python: bool = False
     end: Callable[[int, str], NoReturn] | None = None
+    post: Post | None = None
 
     @property
     def file(self) -> Path | None:
@@ -82,7 +84,7 @@ class Training:
     """One run: its folder, its job, its numbers."""
 
     def __init__(self, job: Job, name: str, options: Options, origin: Origin) -> None:
-        self.job, self.options, self._origin = job, options, origin
+        self.job, self.options, self._origin, self._name = job, options, origin, name
         self.folder = RunFolder(options.out, options.resume, name, origin.file)
         self.dir = self.folder.path
         self._run: Run | None = None  # once there is one
@@ -121,7 +123,7 @@ class Training:
             self._common = stack.enter_context(contextlib.closing(Common(is_wanted=crew is not None)))
             stack.enter_context(_threads(self.job.threads))
             window = Window()
-            stack.enter_context(watching(window, self.options.log != "silent"))
+            stack.enter_context(watching(window, self.options.log != "silent", self.options.plain, self._origin.post))
             try:
                 course, nodes = self._until_nothing_moves(db, crew, window)
             except TrainingFailed as error:
@@ -194,7 +196,9 @@ class Training:
         steps = resume.length(self._length(schedule), start.position, schedule, where)
         if start.is_resumed:
             log.info("going on from step %d of %s", start.position.steps, self.dir)
-        return Course(self.options, schedule, master, steps, db, None, start, window=window, data=data), samples
+        return Course(
+            self.options, schedule, master, steps, db, None, start, window=window, data=data, name=self._name
+        ), samples
 
     def _moves(self, model: torch.nn.Module, saved: checkpoint.Checkpoint | None) -> dict[str, bool]:
         """Parameters that the loss is known to move, and whether they are trained."""

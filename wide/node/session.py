@@ -57,6 +57,7 @@ class Session:
         self._is_told = False  # that batches are streamed to this machine
         self._travelling: list[Flat] = []  # updates that the network has not taken yet
         self._waited_s, self._is_waiting = 0.0, False
+        self._fetch_s = 0.0  # until the lease's batches were there
         self._looked_at = self._began_at = 0.0
         self._batch = -1  # which batch of the lease is being computed: for messages about failures
         self._leaving_why = ""
@@ -184,8 +185,9 @@ class Session:
             speeds=speeds,
             distracted_s=package.distracted_s,
             is_finite=work.update_at is None or total.is_finite(),
+            fetch_s=self._fetch_s,
         )
-        self._waited_s = payloads.codec_s = 0.0
+        self._waited_s = payloads.codec_s = self._fetch_s = 0.0
         reach("node.before_send")
         room = self._beside.room(work.update_at) if work.update_at is not None else None
         payloads.send(self._connection, update, total, room)
@@ -254,7 +256,10 @@ class Session:
                 return streamed[i]
             if i == 0 and lease == work.lease and first is not None:
                 return first
-            return self._batch_of(package, places[i], i, starts[i])
+            before = time.perf_counter()
+            batch = self._batch_of(package, places[i], i, starts[i])
+            self._fetch_s += time.perf_counter() - before
+            return batch
 
         return batch_at
 

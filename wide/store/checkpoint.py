@@ -130,6 +130,11 @@ def is_any(folder: Path) -> bool:
     return bool(_all(folder))
 
 
+def oldest_step(folder: Path) -> int:
+    """Of all checkpoints that are there; 0: there is none."""
+    return min((_order(path)[0] for path in _all(folder)), default=0)
+
+
 def _fill(temporary: Path, checkpoint: Checkpoint, others: list[Path]) -> None:
     """`others` are the checkpoints that are there already."""
     reach("checkpoint.write")

@@ -18,10 +18,13 @@ from typing import Any
 
 from wide.errors import TrainingFailed
 from wide.failpoint import reach
+from wide.store import tidy
 
 RETRY_S = 0.5
 CLOSING_S = 10.0  # how long a disk that fails is tried when all is over
 MOST_WAITING = 200_000  # writes; then memory is worth more than hope
+JOURNAL_NBYTES = 16 << 20  # more than that is given back
+TIDY_ROWS = 200_000  # are written until it is seen whether there are too many
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS ledger(step INTEGER, first_batch INTEGER, last_batch INTEGER, node INTEGER,
@@ -37,7 +40,17 @@ CREATE TABLE IF NOT EXISTS invites(id TEXT PRIMARY KEY, name TEXT, made_at REAL,
 CREATE TABLE IF NOT EXISTS machines(id TEXT PRIMARY KEY, name TEXT, address TEXT, invite TEXT, enrolled_at REAL,
     revoked_at REAL);
 CREATE TABLE IF NOT EXISTS visits(node INTEGER, machine TEXT, address TEXT, at REAL);
+CREATE TABLE IF NOT EXISTS leases(lease INTEGER, node INTEGER, step INTEGER, first_batch INTEGER, batches INTEGER,
+    version INTEGER, codec TEXT, granted_at REAL, received_us INTEGER, computed_us INTEGER, encoded_us INTEGER,
+    sent_us INTEGER, merged_us INTEGER, refused TEXT);
+CREATE TABLE IF NOT EXISTS events(at REAL, kind TEXT, node INTEGER, words TEXT);
+CREATE TABLE IF NOT EXISTS live(id INTEGER PRIMARY KEY CHECK (id = 0), at REAL, snapshot TEXT);
+CREATE TABLE IF NOT EXISTS shape(id INTEGER PRIMARY KEY CHECK (id = 0), samples_per_epoch INTEGER, batch_size INTEGER,
+    batches_per_step INTEGER, batches_per_epoch INTEGER, steps_per_epoch INTEGER);
 """
+
+
+Deed = Callable[[sqlite3.Connection], None]
 
 
 class RunDb:
@@ -45,7 +58,8 @@ class RunDb:
 
     def __init__(self, path: Path, tell: Callable[[str], None] = lambda words: None) -> None:
         self._path, self._tell = path, tell
-        self._queue: SimpleQueue[tuple[str, Sequence[tuple[Any, ...]]] | threading.Event | None] = SimpleQueue()
+        self._queue: SimpleQueue[tuple[str, Sequence[tuple[Any, ...]]] | Deed | threading.Event | None] = SimpleQueue()
+        self._safe_step = self._rows = 0
         self._problem: Exception | None = None
         self._is_closing = threading.Event()
         self._thread = threading.Thread(target=self._work, name="run.db", daemon=True)
@@ -67,6 +81,23 @@ class RunDb:
         finally:
             db.close()
 
+    def rewind(self, version: int, steps: int) -> None:
+        """What was written after that version, or is about later steps, is dropped."""
+        self._queue.put(lambda db: tidy.rewind(db, version, steps))
+
+    def keep_from(self, step: int) -> None:
+        """Nobody will go back to a step before this one: what is older may be kept in less room."""
+        self._safe_step = step
+
+    def beside(self, deed: Callable[[], None]) -> None:
+        """Something else that writes to the disk, in its turn. Its trouble is its own."""
+        self._queue.put(lambda db: deed())
+
+    @property
+    def waiting(self) -> int:
+        """Writes that the disk has not taken yet."""
+        return self._queue.qsize()
+
     def settle(self, timeout_s: float) -> bool:
         """Wait until all that was written before is safe, even from a power cut. Did it get there in time?"""
         is_safe = threading.Event()
@@ -86,12 +117,19 @@ class RunDb:
     def _work(self) -> None:
         db = sqlite3.connect(self._path)
         db.execute("PRAGMA synchronous=NORMAL")
+        db.execute(f"PRAGMA journal_size_limit={JOURNAL_NBYTES}")
         while (item := self._queue.get()) is not None:
             if isinstance(item, threading.Event):
                 self._persist(lambda: _sync(db))
                 item.set()
-            else:
+            elif isinstance(item, tuple):
                 self._persist(functools.partial(_execute, db, *item))
+                self._rows += len(item[1])
+            else:
+                self._persist(functools.partial(item, db))
+            if self._rows >= TIDY_ROWS:
+                self._rows = 0
+                self._persist(functools.partial(tidy.tidy, db, self._safe_step))
         db.close()
 
     def _persist(self, deed: Callable[[], None]) -> None:

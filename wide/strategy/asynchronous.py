@@ -144,7 +144,8 @@ def _forecast(nodes: list[Measured], travel: list[Travel], setting: Setting) -> 
 
 ASYNC = Strategy(
     name="async",
-    why="links are too slow to wait for all, but quick enough for every update (results depend on the pool)",
+    why="links are too slow to wait for all, but quick enough for every update (not exact: results depend on the pool)",
+    why_here="steps are too short to wait for all of them (not exact: results depend on the pool)",
     enough=0.0,
     update_role="gradient",
     needs_whole_steps=False,

@@ -30,6 +30,7 @@ class Measured:
     name: str
     batches_per_s: float
     travel: dict[str, Travel]
+    is_here: bool = False  # it runs beside the coordinator, and has no link
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ class Strategy:
 
     name: str
     why: str  # it may suit a pool
+    why_here: str  # it may suit one machine, where there are no links
     enough: float  # of the quickest strategy's speed, for a plan to prefer this one to those later in the catalogue
     update_role: Literal["gradient", "delta"]  # what an update is
     needs_whole_steps: bool  # no version is made of less than a step, not even at the end

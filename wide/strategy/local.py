@@ -164,7 +164,8 @@ def _forecast(nodes: list[Measured], travel: list[Travel], setting: Setting) -> 
 
 LOCAL = Strategy(
     name="local",
-    why="links, or the coordinator, are too slow for an update of every step (results depend on the pool)",
+    why="links, or the coordinator, are too slow for an update of every step (not exact: results depend on the pool)",
+    why_here="the coordinator is too slow for an update of every step (not exact: results depend on the pool)",
     enough=0.9,  # it ends nearer to sync than async does
     update_role="delta",
     needs_whole_steps=False,

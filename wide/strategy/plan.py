@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from wide.strategy.catalogue import STRATEGIES
+from wide.strategy.catalogue import EXACT, STRATEGIES
 from wide.strategy.description import Measured, Setting, Travel, speed
 
 SUSPECTS = 8  # nodes with the slowest links, that may be a burden
@@ -42,7 +42,8 @@ def plan(nodes: list[Measured], setting: Setting) -> Plan:
     picked = next(
         name for name, strategy in STRATEGIES.items() if forecasts[name].batches_per_s >= strategy.enough * best
     )
-    return Plan(picked, _reason(picked, forecasts), forecasts, _burdens(picked, nodes, setting))
+    is_one_machine = all(node.is_here for node in nodes)
+    return Plan(picked, _reason(picked, forecasts, is_one_machine), forecasts, _burdens(picked, nodes, setting))
 
 
 def forecast(strategy: str, nodes: list[Measured], setting: Setting) -> Forecast:
@@ -66,11 +67,12 @@ def _quickest(strategy: str, nodes: list[Measured], setting: Setting) -> float:
     return STRATEGIES[strategy].forecast(nodes, [_best(node) for node in nodes], setting)
 
 
-def _reason(picked: str, forecasts: dict[str, Forecast]) -> str:
+def _reason(picked: str, forecasts: dict[str, Forecast], is_one_machine: bool) -> str:
     mine = forecasts[picked]
     others = ", ".join(f"{name} {_plain(f.batches_per_s)}" for name, f in forecasts.items() if name != picked)
     rate = f"{_plain(mine.batches_per_s)} batches/s, {mine.utilisation:.0%} of what the nodes can compute"
-    return f"{STRATEGIES[picked].why}: {rate}; {others}"
+    why = STRATEGIES[picked].why_here if is_one_machine else STRATEGIES[picked].why
+    return f"{why}: {rate}; {others}"
 
 
 def _burdens(picked: str, nodes: list[Measured], setting: Setting) -> dict[int, str]:
@@ -80,7 +82,9 @@ def _burdens(picked: str, nodes: list[Measured], setting: Setting) -> dict[int, 
     suspects = sorted(nodes, key=lambda node: -_best(node).both_s)[:SUSPECTS] if len(nodes) > 1 else []
     for node in suspects:
         without = _quickest(picked, [other for other in nodes if other is not node], setting)
-        if without > BURDEN * with_all:
+        if picked == EXACT.name and without >= with_all:
+            found[node.node] = f"{node.name} is of no use: its link is so slow that the others do its part sooner"
+        elif without > BURDEN * with_all:
             found[node.node] = (
                 f"{node.name} slows the pool down: {_plain(with_all)} batches/s with it, {_plain(without)} without"
             )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import logging.handlers
 import re
 import sys
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ log.addHandler(logging.NullHandler())
 log.propagate = False
 
 INVITE = re.compile(r"wide1_[a-z2-7]+", re.IGNORECASE)
+MOST_NBYTES = 16 << 20  # of one log.jsonl
 LEVELS = {"silent": logging.ERROR, "normal": logging.INFO, "verbose": logging.DEBUG}
 
 
@@ -42,8 +44,13 @@ class _JsonLines(logging.Formatter):
         return msgspec.json.encode(fields | getattr(record, "fields", {})).decode()
 
 
-class _Lines(logging.FileHandler):
-    """A line that the disk does not take is lost here; stderr has it."""
+class _Lines(logging.handlers.RotatingFileHandler):
+    """A line that the disk does not take is lost here; stderr has it. What is long ago goes into log.jsonl.1, then into
+    log.jsonl.2, and then away.
+    """
+
+    def __init__(self, file: Path) -> None:
+        super().__init__(file, maxBytes=MOST_NBYTES, backupCount=2, encoding="utf-8")
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  (logging's name)
         pass
@@ -59,7 +66,7 @@ def logging_to(tier: str, file: Path | None = None) -> Iterator[None]:
     words.addFilter(lambda record: not getattr(record, "is_for_file", False))  # the command itself says these
     handlers: list[logging.Handler] = [words]
     if file is not None:
-        lines = _Lines(file, encoding="utf-8")
+        lines = _Lines(file)
         lines.setFormatter(_JsonLines())
         handlers.append(lines)
     log.setLevel(min(level, logging.INFO))

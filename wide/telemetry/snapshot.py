@@ -1,21 +1,25 @@
 """One frozen picture of a run: where it is, who is in it, how each link is used, what was decided and why.
 
-Built by whoever trains, a few times a second, and left in a `Window`. Every view reads it there, without a lock:
-terminal, plan, result, run.db's series. Nothing looks into the coordinator itself.
+Built by whoever trains, a few times a second, and left in a `Window`; once a second it is written to run.db, too. Every
+view reads it in one of these places, without a lock: terminal, notebook, plan, report, dashboard. Nothing looks into
+the coordinator itself.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
+
+import msgspec
 
 from wide.telemetry.totals import NodeTotals
 
 
 class LinkView(NamedTuple):
     """A node's connection, as measured, and what is used on it; `travel_s`, for each codec that may be used: how long
-    an update, and new weights, would be on their way.
+    an update, and new weights, would be on their way. `lossy_s`: the same, for those that --compress does not allow.
     """
 
     up_bytes_per_s: float
@@ -25,6 +29,21 @@ class LinkView(NamedTuple):
     travel_s: dict[str, tuple[float, float]]
     computes_batches_per_s: float  # while it does nothing else; 0: not measured
     updates: int
+    lossy_s: dict[str, tuple[float, float]] | None = None
+    is_here: bool = False  # it runs beside the coordinator: there is no network between
+
+
+class Recent(NamedTuple):
+    """What a node did lately, and in which parts of its time. Fetching data is a part of computing."""
+
+    batches_per_s: float = 0.0
+    compute: float = 0.0
+    fetch: float = 0.0
+    codec: float = 0.0
+    travel: float = 0.0
+    wait: float = 0.0
+    up_bytes_per_s: float = 0.0
+    down_bytes_per_s: float = 0.0
 
 
 class NodeView(NamedTuple):
@@ -34,6 +53,23 @@ class NodeView(NamedTuple):
     link: LinkView | None
     is_silent: bool
     leases: int
+    host: str = ""
+    machine: str = ""  # the same for all nodes of one; "": not known
+    cores: int = 0  # that the machine has for nodes
+    recent: Recent = Recent()
+
+    @property
+    def state(self) -> str:
+        return "silent" if self.is_silent else "computes" if self.leases else "waits"
+
+
+class Event(NamedTuple):
+    """Something worth telling: when by the wall's clock, of what kind, about which node if any, and what."""
+
+    at: float
+    kind: str
+    node: int | None
+    words: str
 
 
 @dataclass(frozen=True)
@@ -48,14 +84,27 @@ class Snapshot:
     step: int = 0
     epoch: int = 0
     batches: int = 0
-    loss: float = float("nan")
+    loss: float | None = None
+    losses: tuple[float, ...] = ()  # of the whole run, as few points as a small picture needs
     elapsed_s: float = 0.0
     before: tuple[int, int] = (0, 0)  # steps and batches that were done before this process
     started_at: float | None = None  # of the first lease
+    left_s: float | None = None
     nodes: tuple[NodeView, ...] = ()
     waits_for: str = ""
     busy_s_per_update: float = 0.0  # of the coordinator's loop
-    metrics: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, float | None] = field(default_factory=dict)  # None: not a finite number
+    events: tuple[Event, ...] = ()  # the last ones
+    job: str = ""
+    is_exact: bool = True
+    batches_per_step: int = 1
+    batches_per_s: float = 0.0  # lately, as the next ones
+    steps_per_s: float = 0.0
+    busy: float = 0.0  # part of its time that the coordinator's loop had something to do
+    evaluating: float = 0.0  # part of the time that everybody waited for evaluate()
+    evaluation_s: float = 0.0  # that the longest took
+    checkpoint_s: float = 0.0  # that the last one took to write
+    rows_waiting: int = 0  # for run.db
 
 
 class Window:
@@ -67,3 +116,18 @@ class Window:
 
     def enter(self, phase: str) -> None:
         self.phase = (phase, time.monotonic())
+
+
+def encoded(snapshot: Snapshot) -> bytes:
+    return msgspec.json.encode(snapshot)
+
+
+def decoded(text: bytes | str) -> Snapshot:
+    """Raises msgspec.ValidationError, or DecodeError, if it is none."""
+    return msgspec.json.decode(text, type=Snapshot)
+
+
+def few(values: Sequence[float], count: int) -> tuple[float, ...]:
+    """As few points as that, each the mean of those it stands for."""
+    size = max(1, -(-len(values) // count))
+    return tuple(sum(part) / len(part) for i in range(0, len(values), size) if (part := values[i : i + size]))

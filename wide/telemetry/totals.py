@@ -16,6 +16,8 @@ class Traffic:
     codec_s: float = 0.0
     network_s: float = 0.0
     rss_bytes: int = 0
+    fetch_s: float = 0.0  # of compute_s
+    travel_s: float = 0.0  # that payloads were on their way
 
     @property
     def compression_ratio(self) -> float:
@@ -49,6 +51,8 @@ class NodeTotals:
     network_s: float = 0.0
     compression_ratio: float = 1.0
     rss_bytes: int = 0
+    fetch_s: float = 0.0
+    travel_s: float = 0.0
 
     @property
     def traffic(self) -> Traffic:
@@ -75,4 +79,6 @@ def totals_of(node: int, part: Part, traffic: Traffic | None) -> NodeTotals:
         t.network_s,
         t.compression_ratio,
         t.rss_bytes,
+        t.fetch_s,
+        t.travel_s,
     )
