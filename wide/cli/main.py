@@ -11,6 +11,7 @@ import sys
 from typing import Any, NoReturn
 
 from wide import __version__
+from wide.cli import looking
 from wide.cli.joining import add_commands, join
 from wide.config import SOCKET_HELP, Options, resolve
 from wide.errors import UsageError, WideError
@@ -108,6 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("file", metavar="FILE", nargs="?", help="FILE.safetensors (default: the run's name) or FILE.pt")
     export.add_argument("--force", action="store_true", help="replace a file that exists")
     export.set_defaults(call=_export)
+    looking.add_commands(commands)
     add_commands(commands)
     return parser
 

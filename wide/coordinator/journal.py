@@ -16,8 +16,10 @@ from wide.telemetry.totals import NodeTotals
 SERIES_S, SERIES_NODES = 1.0, 64  # a point a second; of more nodes than this, so much less often
 REMEMBERED = 40  # events, for whoever looks
 SAME_S = 10.0  # what happens again within this is one event
+HARMLESS = ("late", "duplicate")  # two computed the same, and one was first: nobody did anything wrong
 MACHINE = "INSERT OR IGNORE INTO machines VALUES (?, ?, ?, ?, ?, NULL)"
-SERIES = ("batches", "bytes_sent", "bytes_received", "compute_s", "codec_s", "network_s", "rss_bytes", "travel_s")
+COUNTS = ("batches", "samples", "bytes_sent", "bytes_received", "raw_bytes", "rss_bytes")
+SERIES = (*COUNTS, "compute_s", "fetch_s", "codec_s", "network_s", "travel_s")
 
 
 class Db(Protocol):
@@ -69,7 +71,7 @@ class Journal:
         self._db.insert("rejects", [(at, node, reason, detail)])
         log.debug("rejected %s from node %s: %s", reason, node, detail)
         key = ("rejected", node, reason)
-        if at - self._told.get(key, -SAME_S) >= SAME_S:
+        if reason not in HARMLESS and at - self._told.get(key, -SAME_S) >= SAME_S:
             self._told = {k: when for k, when in self._told.items() if at - when < SAME_S}
             self._told[key] = at
             self.tell("rejected", node, f"{reason}: {detail}")

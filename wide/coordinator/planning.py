@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from wide.codec.ladder import LOSSLESS
 from wide.coordinator.events import Event, StopRequested, StrategyChosen
 from wide.errors import NotYet
 from wide.job.schedule import Schedule
@@ -107,6 +108,7 @@ def describe(found: Plan, snapshot: Snapshot, live_nbytes: int) -> dict[str, Any
         "batches_per_s": picked.batches_per_s,
         "utilisation": picked.utilisation,
         "update_nbytes": live_nbytes,
+        "lossless": list(LOSSLESS),
         "why_slow": [finding.words for finding in why_slow(snapshot)],
         "forecasts": {
             name: {

@@ -23,7 +23,7 @@ from wide.telemetry.snapshot import few
 from wide.telemetry.totals import Part
 
 FLUSH_S = 0.25
-TELL_S = 1.0  # of evaluations that are quicker, not all are told
+TELL_S = 10.0  # of evaluations that are quicker, not all are told
 SETTLE_S = 30.0
 FEW = 60  # losses, for a small picture of all
 

@@ -8,6 +8,7 @@ An action that fails because a peer is gone leaves another happening behind; not
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from wide.coordinator import events
@@ -23,6 +24,7 @@ from wide.exchange import happenings as happened
 from wide.exchange.delivery import Assignment
 from wide.exchange.exchange import Exchange
 from wide.exchange.reception import EVALUATOR
+from wide.strategy.why import explained
 from wide.telemetry.clock import Clock
 from wide.telemetry.contributions import Contributions
 from wide.telemetry.lately import Lately
@@ -34,6 +36,7 @@ from wide.wire import messages as say
 TICK_S = 0.05
 AWAY_S = 1.0  # a loop that was away for so long was busy itself: nobody else was silent
 LINKS_S = 1.0
+WHY_S = 2.0  # what is in the way is looked for again
 SNAPSHOT_S, LARGE = 0.25, 64  # of a larger pool a picture is made four times less often
 
 
@@ -67,6 +70,7 @@ class Server:
             clock.now,
         )
         self._name, self._lately, self._contributions = name, Lately(), Contributions()
+        self._why_at, self._why = -WHY_S, explained(Snapshot(0.0))
         self._homes: dict[int, tuple[str, str, int]] = {}  # of each node: host, machine and its cores
         self._suspicion = ""  # that was told
         self._full_since: float | None = None  # of snapshots to be evaluated, so that everybody waits
@@ -114,6 +118,8 @@ class Server:
     def close(self) -> None:
         """Say goodbye to everybody."""
         self.run.close()
+        self.run.record.flush(force=True)
+        self.run.record.journal.show(self._picture(self._now()))  # as it was when it ended
         end, stop = self.run.ended, self.run.stop_reason
         for node in self.exchange.nodes:
             self.run.record.journal.node_left(
@@ -167,10 +173,8 @@ class Server:
             self._look(now)
         self._decide(events.Ticked())
 
-    def _look(self, now: float) -> None:
-        """Make a picture of the run, for whoever wants to see it; and act on what the planner sees in it."""
-        self._pictured_at = now
-        record, pool, traffic = self.run.record, self.pool, self.exchange.traffic
+    def _picture(self, now: float) -> Snapshot:
+        record, traffic = self.run.record, self.exchange.traffic
         views = [
             NodeView(
                 totals_of(node, record.parts[node], traffic.get(node)),
@@ -179,13 +183,22 @@ class Server:
                 len(member.leases),
                 *self._homes.get(node, ()),
             )
-            for node, member in pool.members.items()
+            for node, member in self.pool.members.items()
             if node in record.parts
         ]
-        snapshot = self._window.latest = picture(pool, record, views, now, self._shell(now), self._lately)
-        journal, parts = record.journal, record.parts
+        snapshot = picture(self.pool, record, views, now, self._shell(now), self._lately)
+        if now - self._why_at >= WHY_S:
+            self._why_at, self._why = now, explained(snapshot)
+        return replace(snapshot, why_slow=self._why[0], verdict=self._why[1])
+
+    def _look(self, now: float) -> None:
+        """Make a picture of the run, for whoever wants to see it; and act on what the planner sees in it."""
+        self._pictured_at = now
+        snapshot = self._window.latest = self._picture(now)
+        journal, parts, traffic = self.run.record.journal, self.run.record.parts, self.exchange.traffic
         gone = [totals_of(node, parts[node], traffic.get(node)) for node in set(journal.left_lately) if node in parts]
-        if journal.series([*(view.totals for view in views), *gone], now, loop_max_ms=1000 * self._longest_s):
+        present = [view.totals for view in snapshot.nodes]
+        if journal.series([*present, *gone], now, loop_max_ms=1000 * self._longest_s):
             self._longest_s = 0.0
             journal.show(snapshot)
         self._tell(snapshot)

@@ -10,7 +10,6 @@ from typing import Any, Self
 
 from wide.dashboard.progress import line
 from wide.dashboard.svg import Curve, plot
-from wide.strategy.why import verdict
 from wide.telemetry.snapshot import Snapshot
 
 EVERY_S = 1.0
@@ -63,4 +62,4 @@ def picture(run: Snapshot, phase: tuple[str, float], now: float) -> str:
     points = len(run.losses)
     steps = [(i + 1) * run.step / points for i in range(points)]
     losses = plot("loss", [Curve("loss", steps, list(run.losses))], "step", width=560, height=150)
-    return f'<div style="max-width:600px">{words}{bar}{losses}<small>{html.escape(verdict(run))}</small></div>'
+    return f'<div style="max-width:600px">{words}{bar}{losses}<small>{html.escape(run.verdict)}</small></div>'

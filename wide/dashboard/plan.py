@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from wide.codec.ladder import LOSSLESS
 from wide.dashboard.progress import rate
 
 
@@ -17,7 +16,7 @@ def table(plan: dict[str, Any]) -> str:
             link = "on the coordinator's machine"
         lines.append(f"  node {node['node']} {node['name']:<16} {node['batches_per_s']:8.1f} batches/s   {link}")
     codecs = list(dict.fromkeys(codec for f in plan["forecasts"].values() for codec in f["by_codec"]))
-    marked = [codec if codec in LOSSLESS else f"{codec}*" for codec in codecs]
+    marked = [codec if codec in plan["lossless"] else f"{codec}*" for codec in codecs]
     has_links = any(not node["is_here"] for node in plan["nodes"])
     head = "batches/s, if all links used" + "".join(f"{codec:>9}" for codec in marked) if has_links else "batches/s"
     lines.append(f"{head:<28}{'best':>9}   utilisation   result")

@@ -4,6 +4,8 @@ draws as much as there is room for, the most telling first.
 
 from __future__ import annotations
 
+import math
+import textwrap
 import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -15,7 +17,6 @@ from rich.table import Table
 from rich.text import Text
 
 from wide.dashboard.progress import counted, duration, line, number, rate
-from wide.strategy.why import verdict, why_slow
 from wide.telemetry.snapshot import Event, NodeView, Snapshot
 from wide.wire import words
 
@@ -48,7 +49,7 @@ def _memory(view: NodeView) -> str:
 def _codec(view: NodeView) -> str:
     codecs = view.link.codecs if view.link is not None else {}
     found = dict.fromkeys(codec for role, codec in codecs.items() if role != "batch" and codec != "raw")
-    return "+".join(found) or "raw"
+    return "+".join(found) or ("–" if view.link is None or view.link.is_here else "raw")
 
 
 def _up(view: NodeView) -> str:
@@ -81,7 +82,7 @@ def screen(run: Snapshot, phase: tuple[str, float], now: float, width: int, heig
     if run.started_at is None or run.step == 0:
         return _line(Text(line(run, phase, now), style="dim"))
     head: list[RenderableType] = [_title(run, width), *_progress(run, width), _line(_loss(run, width))]
-    why = _why(run)
+    why = _why(run, width)
     room = height - len(head) - len(why) - 2  # the table's own head, and a line that stays free
     events = run.events[-LEAST_EVENTS:]
     rows = min(len(run.nodes), max(1, room - len(events)))
@@ -91,11 +92,14 @@ def screen(run: Snapshot, phase: tuple[str, float], now: float, width: int, heig
 
 def spark(values: Sequence[float], width: int) -> str:
     """A line of small bars; what is not finite is a gap."""
-    points = list(values)[-width:] if width > 0 else []
-    sound = [value for value in points if abs(value) < float("inf")]
+    points = [value if math.isfinite(value) else None for value in values][-width:] if width > 0 else []
+    sound = [value for value in points if value is not None]
+    if sound and min(sound) > 0:  # losses fall by factors
+        points = [None if value is None else math.log(value) for value in points]
+        sound = [value for value in points if value is not None]
     low, high = min(sound, default=0.0), max(sound, default=0.0)
     scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
-    return "".join(BARS[round((value - low) * scale)] if abs(value) < float("inf") else " " for value in points)
+    return "".join(" " if value is None else BARS[round((value - low) * scale)] for value in points)
 
 
 def _title(run: Snapshot, width: int) -> Text:
@@ -147,10 +151,11 @@ def _resampled(values: Sequence[float], count: int) -> list[float]:
     return [values[i * len(values) // count] for i in range(count)]
 
 
-def _why(run: Snapshot) -> list[Text]:
-    if not (told := verdict(run)):
-        return []
-    return [_line(Text(words.line(told), style="yellow" if why_slow(run) else "green"))]
+def _why(run: Snapshot, width: int) -> list[Text]:
+    """In two lines at most."""
+    style = "yellow" if run.why_slow else "green"
+    lines = textwrap.wrap(words.line(run.verdict), max(20, width), max_lines=2, placeholder=" …")
+    return [_line(Text(part, style=style)) for part in lines]
 
 
 def _nodes(run: Snapshot, width: int, rows: int) -> Table:
@@ -173,7 +178,7 @@ def _nodes(run: Snapshot, width: int, rows: int) -> Table:
 
 
 def _that_fit(cells: dict[Column, list[str]], width: int) -> list[Column]:
-    columns = list(cells)
+    columns = [column for column in cells if any(cell not in ("–", "") for cell in cells[column])]
     need = {column: 1 + max(map(cell_len, [column.title, *cells[column]])) for column in columns}
     while sum(need[column] for column in columns) > width + 1 and len(columns) > 1:
         columns.remove(max(columns, key=lambda column: column.rank))

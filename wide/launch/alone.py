@@ -8,6 +8,7 @@ import functools
 import os
 import socket
 import time
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from wide.node.carried import Carried
 from wide.node.evaluator import on_copy
 from wide.node.selfcheck import SelfCheck
 from wide.node.trainer import Enough, Place, Trainer
+from wide.strategy.why import explained
 from wide.telemetry.journey import Journey
 from wide.telemetry.lately import Lately
 from wide.telemetry.process import rss_bytes
@@ -209,6 +211,8 @@ class Alone:
         mine = next(totals for totals in self.totals() if totals.node == ME)
         views = (NodeView(mine, None, is_silent=False, leases=1, host=host),)
         snapshot = picture(self.pool, record, views, now, shell, self._lately)
+        why, verdict = explained(snapshot)
+        snapshot = replace(snapshot, why_slow=why, verdict=verdict)
         self._course.window.latest = snapshot
         if record.journal.series([mine], now):
             record.journal.show(snapshot)

@@ -12,9 +12,11 @@ from wide.errors import UsageError
 from wide.job.loading import arguments_of, split_spec, with_arguments
 from wide.launch import story
 from wide.store.lock import FolderLock
+from wide.store.reading import DATABASE
+from wide.store.sessions import FILE
 
 STAMP = r"\d{8}-\d{6}"
-DATABASE, CHECKPOINTS, LOG = "run.db", "checkpoints", "log.jsonl"
+CHECKPOINTS, LOG = "checkpoints", "log.jsonl"
 
 
 class RunFolder:
@@ -51,7 +53,7 @@ def _find(out: Path | None, resume: str, name: str, job: Path | None) -> Path | 
 
 def _has_begun(path: Path) -> bool:
     """Or did something go wrong before there was a run?"""
-    return (path / DATABASE).exists() and ((path / story.FILE).exists() or (path / CHECKPOINTS).exists())
+    return (path / DATABASE).exists() and ((path / FILE).exists() or (path / CHECKPOINTS).exists())
 
 
 def found_run(spec: str, options: Options) -> Path | None:
@@ -70,7 +72,7 @@ def remembered_spec(spec: str, options: Options) -> str:
 
 def _made_with_out(job: Path) -> list[Path]:
     """Runs of this job in folders that somebody named, here or one further down."""
-    found = [path.parent for pattern in ("*", "*/*") for path in Path().glob(f"{pattern}/{story.FILE}")]
+    found = [path.parent for pattern in ("*", "*/*") for path in Path().glob(f"{pattern}/{FILE}")]
     own = {folder for folder in found if folder.parent != Path("runs") or not re.match(STAMP, folder.name)}
     return sorted(folder for folder in own if split_spec(story.spec_of(folder))[0] == job.absolute())
 

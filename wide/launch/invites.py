@@ -16,9 +16,9 @@ import msgspec
 from wide.dashboard.progress import counted
 from wide.errors import UsageError
 from wide.exchange.guests import Book, Guests, InviteRow, book_of
-from wide.launch.folder import DATABASE
 from wide.launch.keys import CERTIFICATE, PoolKeys, root_of, write_secret
 from wide.store.access import Access
+from wide.store.reading import DATABASE
 from wide.telemetry.log import log
 from wide.transport.tls import fingerprint
 from wide.wire.invite import MOST_ADDRESSES, PIN_NBYTES, Address, Invite, parse

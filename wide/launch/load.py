@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from wide.errors import TrainingFailed, UsageError
 from wide.job.definition import Job
 from wide.launch import story
-from wide.launch.folder import CHECKPOINTS, DATABASE
+from wide.launch.folder import CHECKPOINTS
+from wide.store.reading import DATABASE
 from wide.telemetry.log import log
 
 if TYPE_CHECKING:

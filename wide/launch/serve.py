@@ -18,7 +18,7 @@ from wide.config import Options
 from wide.errors import UsageError
 from wide.job.loading import load, split_spec
 from wide.launch.crew import Crew, LocalNodes, PoolDoor
-from wide.launch.folder import DATABASE, found_run, remembered_spec
+from wide.launch.folder import found_run, remembered_spec
 from wide.launch.invites import FIRST, LISTENING, Listening, addresses_of, first_invite, guests_of, listening_in
 from wide.launch.keys import PoolKeys, keys_in, write_secret
 from wide.launch.processes import warm_up
@@ -26,6 +26,7 @@ from wide.launch.result import Result
 from wide.launch.signals import say_and_end
 from wide.launch.token import forget_token, read_token, token_file_in
 from wide.launch.training import Origin, Training
+from wide.store.reading import DATABASE
 from wide.store.rundb import create
 from wide.transport.listener import Listener
 from wide.transport.tcp import shown

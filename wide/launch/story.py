@@ -19,10 +19,9 @@ from typing import Any
 from wide.config import Options, usable_cores
 from wide.errors import Interrupted, WideError
 from wide.job.loading import arguments_of, split_spec, with_arguments
+from wide.store.sessions import FILE, SCHEMA, plain, sessions
 from wide.telemetry.log import log
 
-FILE = "run.json"
-SCHEMA = "wide.run/1"
 MOST_SOURCE_CHARS = 1 << 20
 
 
@@ -31,7 +30,7 @@ class Story:
 
     def __init__(self, folder: Path, command: list[str], job: str, options: Options, version: str) -> None:
         self._path = folder / FILE
-        self._sessions = _read(self._path)
+        self._sessions = sessions(folder)
         source = _source(job)
         self._tell_changes(source)
         self._sessions.append(
@@ -39,7 +38,7 @@ class Story:
                 "state": "running",
                 "began_at": time.time(),
                 "command": command,
-                "options": {name: _plain(getattr(options, name)) for name in options.__struct_fields__},
+                "options": {name: plain(getattr(options, name)) for name in options.__struct_fields__},
                 "job": source,
                 "versions": {
                     "wide": version,
@@ -95,18 +94,9 @@ class Story:
             log.warning("%s is not written: %s", self._path, error)
 
 
-def _read(path: Path) -> list[dict[str, Any]]:
-    """What earlier processes wrote; nothing, if that cannot be read."""
-    try:
-        told = json.loads(path.read_text(encoding="utf-8"))
-        return [dict(session) for session in told["sessions"]]
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
-
-
 def spec_of(folder: Path) -> str:
     """Where the job of the run in that folder was, as `file.py:name`; empty if that is not known."""
-    for session in reversed(_read(folder / FILE)):
+    for session in reversed(sessions(folder)):
         if job := session.get("job"):
             spec = f"{job.get('path', job['file'])}:{job.get('name', 'job')}"
             return with_arguments(spec, job.get("arguments", []))
@@ -115,13 +105,13 @@ def spec_of(folder: Path) -> str:
 
 def asked(folder: Path) -> dict[str, Any]:
     """The options that the run was begun with, as far as they were given."""
-    sessions = _read(folder / FILE)
-    return dict(sessions[0].get("options", {})) if sessions else {}
+    found = sessions(folder)
+    return dict(found[0].get("options", {})) if found else {}
 
 
 def is_unfinished(folder: Path) -> bool:
-    sessions = _read(folder / FILE)
-    return bool(sessions) and sessions[-1].get("state") != "done"
+    found = sessions(folder)
+    return bool(found) and found[-1].get("state") != "done"
 
 
 def _source(spec: str) -> dict[str, Any] | None:
@@ -136,7 +126,3 @@ def _source(spec: str) -> dict[str, Any] | None:
         return where
     digest = hashlib.sha256(text.encode()).hexdigest()
     return where | {"sha256": digest, "source": text[:MOST_SOURCE_CHARS]}
-
-
-def _plain(value: Any) -> Any:
-    return value if isinstance(value, int | float | str | None) else str(value)

@@ -41,13 +41,14 @@ from wide.launch import story as story_of
 from wide.launch.alone import Alone
 from wide.launch.code import code_of
 from wide.launch.crew import Crew
-from wide.launch.folder import CHECKPOINTS, DATABASE, LOG, RunFolder
+from wide.launch.folder import CHECKPOINTS, LOG, RunFolder
 from wide.launch.result import Result
 from wide.launch.signals import BEFORE, on_signals, stopping
 from wide.launch.story import Story
 from wide.node import selfcheck
 from wide.node.greeting import pick_device
 from wide.store import checkpoint
+from wide.store.reading import DATABASE
 from wide.store.rundb import RunDb
 from wide.store.weights import weights_sha256
 from wide.telemetry.log import log, logging_to

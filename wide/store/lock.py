@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import sys
@@ -42,6 +43,20 @@ class FolderLock:
         with contextlib.suppress(OSError):
             self._file.truncate(0)
         self._file.close()
+
+
+def is_held(folder: Path) -> bool:
+    """Does somebody coordinate the run in this folder right now?"""
+    if folder.resolve() in _held:
+        return True
+    try:
+        with open(folder / "lock", "r+", encoding="utf-8") as file:
+            _lock(file)
+        return False
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        return error.errno in (errno.EAGAIN, errno.EACCES, errno.EDEADLK)
 
 
 if sys.platform == "win32":

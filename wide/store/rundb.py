@@ -19,6 +19,7 @@ from typing import Any
 from wide.errors import TrainingFailed
 from wide.failpoint import reach
 from wide.store import tidy
+from wide.store.reading import FORMAT
 
 RETRY_S = 0.5
 CLOSING_S = 10.0  # how long a disk that fails is tried when all is over
@@ -164,6 +165,7 @@ def create(path: Path) -> None:
         with contextlib.closing(sqlite3.connect(path)) as db:
             db.execute("PRAGMA journal_mode=WAL")
             db.executescript(SCHEMA)
+            db.execute(f"PRAGMA user_version={FORMAT}")
     except sqlite3.Error as error:
         raise TrainingFailed(f"{path} cannot be written ({error}): choose another folder with --out") from None
 

@@ -56,6 +56,11 @@ def verdict(run: Snapshot) -> str:
     return f"the pool does {used:.0%} of what its nodes can compute, and nothing stands out that would be in its way"
 
 
+def explained(run: Snapshot) -> tuple[tuple[str, ...], str]:
+    """What is in the way, and the verdict, as a snapshot carries them to views."""
+    return tuple(finding.words for finding in why_slow(run)), verdict(run)
+
+
 def possible(run: Snapshot) -> float:
     """Batches in a second that its nodes could compute together, as many at a time as their machines have cores."""
     return sum(_rate(view) * part for view, part in _in_turns(run))

@@ -105,6 +105,8 @@ class Snapshot:
     evaluation_s: float = 0.0  # that the longest took
     checkpoint_s: float = 0.0  # that the last one took to write
     rows_waiting: int = 0  # for run.db
+    why_slow: tuple[str, ...] = ()  # what is in the way, the costliest first (strategy/why.py)
+    verdict: str = ""  # the same in one line, or that all is well
 
 
 class Window:

@@ -1,0 +1,97 @@
+"""`wide runs` and `wide show`: what runs there are, and one of them, in words. Knows accounts."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import time
+from pathlib import Path
+
+from wide.config import Options
+from wide.dashboard.account import DIED, Brief, account, brief
+from wide.dashboard.progress import duration, number
+from wide.dashboard.tables import as_text, figures, node_rows
+from wide.errors import UsageError
+from wide.store.reading import DATABASE
+from wide.store.sessions import plain
+from wide.wire.words import line
+
+SHOWN = 30
+DEFAULTS = {name: plain(getattr(Options(), name)) for name in Options.__struct_fields__}
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """Folders with a run, the newest last: by name, which begins with the time unless somebody chose another."""
+    if not folder.is_dir():
+        raise UsageError(f"{folder}: there is no such folder; give one that holds runs (default: runs)")
+    with os.scandir(folder) as entries:
+        found = [Path(entry.path) for entry in entries if entry.is_dir() and Path(entry.path, DATABASE).exists()]
+    return sorted(found, key=lambda path: (path / DATABASE).stat().st_mtime)
+
+
+def listed(folder: Path, is_all: bool = False) -> str:
+    """A line each, the newest last."""
+    paths = runs_in(folder)
+    if not paths:
+        return f"{folder}: no runs yet"
+    shown = paths if is_all else paths[-SHOWN:]
+    rows = []
+    for path in shown:
+        try:
+            rows.append(_row(brief(path)))
+        except UsageError:
+            rows.append([path.name, "", "", "cannot be read", "", "", "", "", ""])
+    head = ["run", "job", "strategy", "state", "steps", "loss", "metrics", "begun", "took"]
+    more = f"\n… and {len(paths) - len(shown):,} older ones (--all)" if len(paths) > len(shown) else ""
+    return as_text(head, rows) + more
+
+
+def told(folder: Path) -> str:
+    """One run: how it was begun, what came of it, who took part, how to go on."""
+    run = account(folder)
+    short, session = run.brief, run.session
+    command = session.get("command")
+    lines = [f"{short.job}: {short.strategy}{', exact' if run.is_exact else ''}, {short.state}"]
+    if short.began_at is not None:
+        begun = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(short.began_at))
+        again = f", {run.sessions} times in all" if run.sessions > 1 else ""
+        lines.append(f"begun    {begun}{again}")
+    if isinstance(command, list):
+        lines.append(f"command  {shlex.join(str(word) for word in command)}")
+    for name in ("options", "versions", "machine"):
+        if isinstance(values := session.get(name), dict):
+            usual = DEFAULTS if name == "options" else {}
+            given = ", ".join(f"{key} {value}" for key, value in values.items() if value not in (None, usual.get(key)))
+            lines.append(f"{name:<8} {given or 'as usual'}")
+    if run.weights_sha256:
+        lines.append(f"weights  {run.weights_sha256}")
+    lines += ["", as_text(["figure", "value"], [[figure.name, figure.shown] for figure in figures(run)])]
+    lines += ["", as_text(*node_rows(run))] if run.nodes else []
+    if run.rejects:
+        lines += ["", "refused  " + ", ".join(f"{reason} {count}" for reason, count in run.rejects.items())]
+    if run.snapshot is not None and run.snapshot.verdict:
+        lines += ["", line(run.snapshot.verdict)]
+    lines += ["", *_last_words(short)]
+    return "\n".join(lines)
+
+
+def _last_words(run: Brief) -> list[str]:
+    lines = [f"last words: {run.why}"] if run.why else []
+    job = run.spec or "JOB"
+    if run.state == DIED:
+        lines.append("its coordinator ended without a word")
+    if run.state == "running":
+        lines.append(f"look at it: wide top {run.folder}")
+    elif run.state != "done":
+        lines.append(f"go on with: wide run {shlex.quote(job)} --resume {run.folder}")
+    else:
+        lines.append(f"its weights as a file: wide export {run.folder}; a page about it: wide report {run.folder}")
+    return lines
+
+
+def _row(run: Brief) -> list[str]:
+    when = time.strftime("%m-%d %H:%M", time.localtime(run.began_at)) if run.began_at is not None else "?"
+    metrics = ", ".join(f"{name} {number(value)}" for name, value in run.metrics.items())
+    took = duration(run.seconds)
+    loss = number(run.loss) if run.steps else "–"
+    return [run.folder.name, run.job, run.strategy, run.state, f"{run.steps:,}", loss, metrics[:40], when, took]

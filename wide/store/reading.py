@@ -1,0 +1,77 @@
+"""run.db, for looking only: a run that is over, that goes on in another process, or that was left half-written.
+
+Whoever writes is not disturbed. What cannot be read is told in one line, with what to do.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import quote
+
+from wide.errors import UsageError
+
+DATABASE = "run.db"
+FORMAT = 1  # of run.db; a higher one was written by a newer version
+MANY = 50_000
+
+
+class Reading:
+    """One connection. Tables that an older version did not have are empty."""
+
+    def __init__(self, folder: Path) -> None:
+        path = folder / DATABASE
+        if not path.exists():
+            raise UsageError(f"{folder}: there is no run in it (no {DATABASE}); give a run's folder, such as runs/…")
+        self.folder, self._db = folder, _opened(path)
+        try:
+            (found,) = self._db.execute("PRAGMA user_version").fetchone()
+            names = self._db.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')").fetchall()
+        except sqlite3.Error as error:
+            self._db.close()
+            raise UsageError(f"{path} cannot be read ({error}): it is damaged, or not a run's") from None
+        self._tables = {name for (name,) in names}
+        if found > FORMAT:
+            self._db.close()
+            raise UsageError(f"{folder} was written by a newer version of wide: update this one to look at it")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._db.close()
+
+    def rows(self, table: str, query: str, *values: Any) -> list[tuple[Any, ...]]:
+        """Of that table, by that query."""
+        return [row for many in self.many(table, query, *values) for row in many]
+
+    def many(self, table: str, query: str, *values: Any) -> Iterator[list[tuple[Any, ...]]]:
+        """The same, some at a time."""
+        if table not in self._tables:
+            return
+        try:
+            cursor = self._db.execute(query, values)
+            while rows := cursor.fetchmany(MANY):
+                yield rows
+        except sqlite3.Error as error:
+            raise UsageError(f"{self.folder / DATABASE} cannot be read ({error}): it is damaged") from None
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    """Reading a run beside its writer needs a file of theirs; where that cannot be made (a disk that is only for
+    reading), nobody writes either.
+    """
+    name = quote(str(path.resolve()))
+    for how in ("mode=ro", "immutable=1"):
+        try:
+            db = sqlite3.connect(f"file:{name}?{how}", uri=True, timeout=5.0)
+            db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            return db
+        except sqlite3.OperationalError as error:
+            problem: Exception = error
+        except sqlite3.Error as error:
+            problem = error
+            break
+    raise UsageError(f"{path} cannot be read ({problem}): it is damaged, or not a run's") from None
