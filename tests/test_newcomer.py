@@ -224,7 +224,9 @@ def test_the_last_line_speaks_the_callers_language(tmp_path, nodes):
     )
     (tmp_path / "script.py").write_text(script)
     done = python("script.py", cwd=tmp_path)
-    assert re.fullmatch(r'interrupted after step \d+; go on with resume="here"\n', done.stdout), done.stderr
+    assert re.fullmatch(r'interrupted after step \d+; go on with wide\.run\(job, resume="here"\)\n', done.stdout), (
+        done.stderr
+    )
 
 
 @processes

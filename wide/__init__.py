@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Unpack
 
-    from wide.config import Compress, Data, Log, Sockets, Strategy
+    from wide.config import Compress, Data, Log, Sockets, Strategy, Track
     from wide.errors import (
         Interrupted,
         NotYet,
@@ -76,6 +76,7 @@ class RunOptions(TypedDict, total=False):
     compress: Compress | None
     log: Log | None
     plain: bool | None
+    track: Track | None
     device: str | None
     socket: Sockets | str | None
     check: bool | None

@@ -19,6 +19,7 @@ Strategy = Literal["sync", "async", "local", "auto"]
 Data = Literal["local", "stream", "auto"]
 Compress = Literal["lossless", "auto", "none", "lz4", "zstd", "bf16", "int8", "int4", "topk"]
 Log = Literal["silent", "normal", "verbose"]
+Track = Literal["wandb", "trackio", "mlflow"]
 
 
 def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
@@ -59,6 +60,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     compress: Compress | None = None
     log: Log = "normal"
     plain: bool = False  # lines instead of a screen
+    track: Track | None = None
     device: str = "auto"
     host: str = "127.0.0.1"
     port: int = 0

@@ -143,6 +143,7 @@ def _shared(command: argparse.ArgumentParser) -> None:
         help="do not try first whether the job gives the same numbers twice",
     )
     command.add_argument("--log", metavar="silent|normal|verbose", help="how much is said on stderr (default: normal)")
+    command.add_argument("--track", metavar="wandb|trackio|mlflow", help="send its numbers there, too")
     command.add_argument("--plain", action="store_true", default=None, help="lines instead of a screen that lives")
     command.add_argument("--device", metavar="auto|cpu|cuda:0|mps", help="where nodes compute (default: auto)")
     command.add_argument("--socket", metavar="KEY=VALUE,…", help=SOCKET_HELP)

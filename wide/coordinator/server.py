@@ -26,7 +26,7 @@ from wide.exchange.exchange import Exchange
 from wide.exchange.reception import EVALUATOR
 from wide.strategy.why import explained
 from wide.telemetry.clock import Clock
-from wide.telemetry.contributions import Contributions
+from wide.telemetry.contributions import TELL_S, Contributions
 from wide.telemetry.lately import Lately
 from wide.telemetry.log import log
 from wide.telemetry.snapshot import NodeView, Snapshot, Window
@@ -70,6 +70,7 @@ class Server:
             clock.now,
         )
         self._name, self._lately, self._contributions = name, Lately(), Contributions()
+        self._shares = Contributions(TELL_S)
         self._why_at, self._why = -WHY_S, explained(Snapshot(0.0))
         self._homes: dict[int, tuple[str, str, int]] = {}  # of each node: host, machine and its cores
         self._suspicion = ""  # that was told
@@ -220,7 +221,8 @@ class Server:
 
     def _tell(self, run: Snapshot) -> None:
         """Now and then: each node how it is doing, and this side which one is of no use."""
-        contributions, useless = self._contributions.look(run)
+        _, useless = self._contributions.look(run)
+        contributions, _ = self._shares.look(run)
         for node, batches, per_s in contributions:
             self.exchange.tell(node, say.Progress(run.step, run.steps, run.left_s, run.batches, batches, per_s))
         if self.pool.deadly.suspicion != self._suspicion:

@@ -42,16 +42,17 @@ def _series(reading: Reading, metric: str) -> dict[int, list[tuple[float, float]
 def speeds(run: Account, reading: Reading) -> list[Curve]:
     """Each node's, and that of all, from how many batches were merged by when."""
     series = _series(reading, "batches")
-    began = min((points[0][0] for points in series.values()), default=0.0)
-    curves, everybody = [], sorted(at for points in series.values() for at, _ in points)
-    total = [0.0] * len(grid) if (grid := _grid(everybody)) else []
+    grid = _grid(sorted(at for points in series.values() for at, _ in points))
+    if not grid:
+        return []
+    times = [at - grid[0] for at in grid[1:]]
+    curves, total = [], [0.0] * len(times)
     for node in _loudest(run, series):
         points = series[node]
         rates = [max(0.0, _at(points, b) - _at(points, a)) / (b - a) for a, b in pairwise(grid)]
-        total = [before + now for before, now in zip(total, [*rates, 0.0], strict=True)]
-        curves.append(Curve(node_name(run, node), [at - began for at in grid[1:]], rates))
-    shown = curves[:MOST_NODES] if len(curves) > 1 else []
-    return [Curve("all nodes", [at - began for at in grid[1:]], total[:-1]), *shown] if grid else []
+        total = [before + now for before, now in zip(total, rates, strict=True)]
+        curves.append(Curve(node_name(run, node), times, rates))
+    return [Curve("all nodes", times, total), *(curves[:MOST_NODES] if len(curves) > 1 else [])]
 
 
 def _grid(times: list[float]) -> list[float]:

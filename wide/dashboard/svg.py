@@ -55,7 +55,7 @@ def plot(
         )
     for tick in ticks_x:
         x, _ = place(tick, low_y)
-        if x <= width - RIGHT + 1:
+        if LEFT - 1 <= x <= width - RIGHT + 1:
             parts.append(
                 f'<text x="{x:.1f}" y="{height - BOTTOM + 15}" fill="currentColor" text-anchor="middle">'
                 f"{_shown(tick)}</text>"

@@ -140,7 +140,9 @@ def _logging_to(display: Display) -> Iterator[None]:
     if isinstance(display, Lines):
         yield
         return
-    handlers = [h for h in log.handlers if type(h) is logging.StreamHandler]
+    handlers = [
+        h for h in log.handlers if isinstance(h, logging.StreamHandler) and not isinstance(h, logging.FileHandler)
+    ]
     before = [(handler, handler.stream) for handler in handlers]
     for handler in handlers:
         handler.setStream(display)

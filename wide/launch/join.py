@@ -55,7 +55,7 @@ def join(joining: Joining) -> int:
     forget_token()
     os.environ.pop(VARIABLE, None)
     name = joining.name or socket.gethostname()
-    with logging_to(joining.log):
+    with logging_to(joining.log, lives=joining.terms.nodes == 1):
         _tell_terms(joining.terms, has_invite=target.invite is not None)
         before = ""
         while True:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import functools
-import sqlite3
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from wide.dashboard.account import account
 from wide.errors import TrainingFailed, UsageError
 from wide.job.definition import Job
 from wide.launch import story
 from wide.launch.folder import CHECKPOINTS
-from wide.store.reading import DATABASE
+from wide.launch.result import Result
+from wide.store.reading import DATABASE, Reading
 from wide.telemetry.log import log
 
 if TYPE_CHECKING:
@@ -20,47 +20,50 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Run:
-    """A run's newest weights, and how it went. `history` has one loss for each step, `metrics` the last evaluation's
-    and `evaluations` all of them: (step, {"accuracy": 0.97}).
+class Run(Result):
+    """A run's newest weights, and how it went until then. `weights` is the model's state dict, `evaluations` all that
+    evaluate() said: (step, {"accuracy": 0.97}). `model` is in eval mode.
     """
 
-    run_dir: str
-    steps: int
-    weights: dict[str, Any]  # the model's state dict
-    weights_sha256: str
-    history: list[float]
-    metrics: dict[str, float]
-    evaluations: list[tuple[int, dict[str, float]]]
-    job: Job | None = field(default=None, repr=False)
-
-    @functools.cached_property
-    def model(self) -> Any:
-        """The trained torch.nn.Module, in eval mode. Built by the job; if none was given, by that in the file which the
-        run was begun with.
-        """
-        job = self.job or _job_of(Path(self.run_dir))
-        model = job.model()
-        model.load_state_dict(self.weights)
-        return model.eval()
+    weights: dict[str, Any] = field(default_factory=dict, repr=False)
+    evaluations: list[tuple[int, dict[str, float]]] = field(default_factory=list, repr=False)
 
 
 def load(run: Path | str, job: Job | None = None) -> Run:
-    """What is in the newest checkpoint of the run in that folder: .model, .weights, .history, .metrics, …"""
+    """What is in the newest checkpoint of the run in that folder, which may still go on: .model, .weights, .history,
+    .plot(), .metrics, … The model is built by the job; if none is given, by that in the file which the run began with.
+    """
     from wide.store.weights import state_sha256
 
     folder = Path(run)
     newest = newest_in(folder)
-    history, evaluations = _numbers(folder / DATABASE, newest.step)
+    told, evaluations = account(folder), _evaluations(folder, newest.step)
+    seconds, batches = newest.state.get("seconds", 0.0), newest.state.get("batches", 0)
+    samples = newest.state.get("samples", 0)
+
+    def build() -> Any:
+        model = (job or _job_of(folder)).model()
+        model.load_state_dict(newest.model)
+        return model.eval()
+
     return Run(
         run_dir=str(folder),
+        strategy=told.brief.strategy,
         steps=newest.step,
-        weights=newest.model,
+        epochs=newest.state.get("epochs", 0.0),
+        batches=batches,
+        samples=samples,
+        seconds=seconds,
+        batches_per_s=batches / max(seconds, 1e-9),
+        samples_per_s=samples / max(seconds, 1e-9),
+        loss_first=told.loss_first,
+        loss_last=told.loss_last,
         weights_sha256=state_sha256(newest.model),
-        history=history,
-        metrics=evaluations[-1][1] if evaluations else {},
+        metrics=dict(evaluations[-1][1]) if evaluations else {},
+        nodes=[node.totals for node in told.nodes],
+        build=build,
+        weights=newest.model,
         evaluations=evaluations,
-        job=job,
     )
 
 
@@ -93,12 +96,11 @@ def _job_of(folder: Path) -> Job:
         raise UsageError(f"{error}; or say wide.load({str(folder)!r}, job)") from None
 
 
-def _numbers(database: Path, steps: int) -> tuple[list[float], list[tuple[int, dict[str, float]]]]:
+def _evaluations(folder: Path, steps: int) -> list[tuple[int, dict[str, float]]]:
     """Of the steps that are in the weights."""
-    with sqlite3.connect(f"file:{database}?mode=ro", uri=True) as db:
-        losses = [loss for (loss,) in db.execute("SELECT loss FROM steps WHERE step < ? ORDER BY step", (steps,))]
-        found: dict[int, dict[str, float]] = {}
-        query = "SELECT step, metric, value FROM evaluations WHERE step <= ? ORDER BY step"
-        for step, name, value in db.execute(query, (steps,)):
+    found: dict[int, dict[str, float]] = {}
+    query = "SELECT step, metric, value FROM evaluations WHERE step <= ? ORDER BY step"
+    with Reading(folder) as run:
+        for step, name, value in run.rows("evaluations", query, steps):
             found.setdefault(step, {})[name] = float("nan") if value is None else value
-    return losses, list(found.items())
+    return list(found.items())

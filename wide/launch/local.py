@@ -65,14 +65,21 @@ def run_job(job: Job, **given: Any) -> Result:
     _check_contexts()
     options = resolve(given, os.environ)
     script = getattr(sys.modules["__main__"], "__file__", None)
-    name = Path(script).stem if script else "notebook"
+    name = Path(script).stem if script else _name_of(job)
     _first_words(name, options)
     if options.node_count == 0:
         return _run_here(job, name, options, script or "", is_python=True)
     result = from_json(_run_in_child(_pickled(job), name, options, script or ""))
     from wide.store.weights import load_weights
 
-    return replace(result, model=load_weights(job.model(), Path(result.run_dir)))
+    model = load_weights(job.model(), Path(result.run_dir))
+    return replace(result, build=lambda: model)
+
+
+def _name_of(job: Job) -> str:
+    """In a notebook: what the user calls it there."""
+    named = (name for name, value in vars(sys.modules["__main__"]).items() if value is job and name[0] != "_")
+    return next(named, "notebook")
 
 
 def _check_contexts() -> None:

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from wide.errors import UsageError
 from wide.telemetry.totals import NodeTotals
+
+if TYPE_CHECKING:
+    from wide.launch.history import Picture
+
+KEPT_BACK = ("build", "nodes", "model")  # not as they are in the JSON
 
 
 @dataclass(frozen=True)
 class Result:
-    """A finished run. `model` is the trained torch.nn.Module; it is not part of the JSON."""
+    """A run, as far as it has come. `build` gives its trained model, which is not part of the JSON."""
 
     run_dir: str
     strategy: str
@@ -28,10 +37,37 @@ class Result:
     weights_sha256: str
     metrics: dict[str, float | None]  # None: not a finite number
     nodes: list[NodeTotals]
-    model: Any = None
+    build: Any = None
+
+    @functools.cached_property
+    def model(self) -> Any:
+        """The trained torch.nn.Module; None, if nobody here knows how to build it."""
+        build: Callable[[], Any] | None = self.build
+        return build() if build is not None else None
+
+    @property
+    def history(self) -> Any:
+        """One row for each step, with its loss and what evaluate() said: a DataFrame if pandas is there, else dicts."""
+        from wide.launch.history import history
+
+        return history(Path(self.run_dir), self.steps)
+
+    def plot(self) -> Picture:
+        """Losses and metrics; shows itself in a notebook."""
+        from wide.launch.history import picture
+
+        return picture(Path(self.run_dir))
+
+    def _repr_html_(self) -> str:
+        from wide.launch.history import shown
+
+        try:
+            return shown(self.summary(), Path(self.run_dir))
+        except UsageError as error:  # its folder is gone
+            return f"<div>{self.summary()}</div><div>{error}</div>"
 
     def to_json(self) -> str:
-        fields = {name: value for name, value in vars(self).items() if name not in ("model", "nodes")}
+        fields = {name: value for name, value in vars(self).items() if name not in KEPT_BACK}
         nodes = [asdict(node) for node in self.nodes]
         return msgspec.json.encode({"schema": "wide.result/1"} | fields | {"nodes": nodes}).decode()
 

@@ -38,6 +38,7 @@ from wide.job.samples import Samples
 from wide.job.schedule import Schedule
 from wide.job.settings import build
 from wide.launch import story as story_of
+from wide.launch import track
 from wide.launch.alone import Alone
 from wide.launch.code import code_of
 from wide.launch.crew import Crew
@@ -45,11 +46,13 @@ from wide.launch.folder import CHECKPOINTS, LOG, RunFolder
 from wide.launch.result import Result
 from wide.launch.signals import BEFORE, on_signals, stopping
 from wide.launch.story import Story
+from wide.launch.track import tracking
 from wide.node import selfcheck
 from wide.node.greeting import pick_device
 from wide.store import checkpoint
 from wide.store.reading import DATABASE
 from wide.store.rundb import RunDb
+from wide.store.tensorboard import EventFile
 from wide.store.weights import weights_sha256
 from wide.telemetry.log import log, logging_to
 from wide.telemetry.process import give_back_free_memory
@@ -78,7 +81,7 @@ class Origin:
 
     def resume(self, folder: Path) -> str:
         """How to go on, in the caller's language."""
-        return f'resume="{folder}"' if self.is_python else f"--resume {folder}"
+        return f'wide.run(job, resume="{folder}")' if self.is_python else f"--resume {folder}"
 
 
 class Training:
@@ -86,6 +89,7 @@ class Training:
 
     def __init__(self, job: Job, name: str, options: Options, origin: Origin) -> None:
         self.job, self.options, self._origin, self._name = job, options, origin, name
+        track.check(options.track)
         self.folder = RunFolder(options.out, options.resume, name, origin.file)
         self.dir = self.folder.path
         self._run: Run | None = None  # once there is one
@@ -103,12 +107,13 @@ class Training:
             story = Story(self.dir, self._origin.command, self._origin.spec, self.options, __version__)
             if self._origin.end is not None:
                 on_signals(lambda number, frame: self._give_up(story, number))
-            try:
-                result = self._train(crew)
-            except BaseException as error:
-                story.failed(error)
-                raise
-            story.ended(result.summary())
+            with tracking(self.options.track, self.dir):
+                try:
+                    result = self._train(crew)
+                except BaseException as error:
+                    story.failed(error)
+                    raise
+                story.ended(result.summary())
             return result
 
     def _give_up(self, story: Story, number: int) -> None:
@@ -123,10 +128,12 @@ class Training:
             db = stack.enter_context(contextlib.closing(RunDb(self.dir / DATABASE, log.error)))
             self._common = stack.enter_context(contextlib.closing(Common(is_wanted=crew is not None)))
             stack.enter_context(_threads(self.job.threads))
+            points = EventFile(self.dir, db.beside, log.warning)
+            stack.callback(points.close)
             window = Window()
             stack.enter_context(watching(window, self.options.log != "silent", self.options.plain, self._origin.post))
             try:
-                course, nodes = self._until_nothing_moves(db, crew, window)
+                course, nodes = self._until_nothing_moves(db, points, crew, window)
             except TrainingFailed as error:
                 steps = len(self._run.record.losses) if self._run is not None else 0
                 kept = f"; what was trained until step {steps} is in {self.dir}" if steps else ""
@@ -151,14 +158,16 @@ class Training:
             return BEFORE
         return f"interrupted after step {len(self._run.record.losses)}; go on with {self._origin.resume(self.dir)}"
 
-    def _until_nothing_moves(self, db: RunDb, crew: Crew | None, window: Window) -> tuple[Course, list[NodeTotals]]:
+    def _until_nothing_moves(
+        self, db: RunDb, points: EventFile, crew: Crew | None, window: Window
+    ) -> tuple[Course, list[NodeTotals]]:
         """If the loss turns out to move parameters, the run goes on from its last whole version, with room for them."""
         while True:
             course, samples = self._course(db, window, is_own_process=crew is not None)
             writer = FileWriter(self.dir / CHECKPOINTS, self.options.keep, db)
             try:
                 with stopping(self._stop, self._received), contextlib.closing(writer):
-                    course = replace(course, writer=None if self.options.only_plans else writer)
+                    course = replace(course, writer=None if self.options.only_plans else writer, points=points)
                     return course, self._alone(course, samples) if crew is None else self._pool(course, samples, crew)
             except ParametersMoved as error:
                 if self._received:
@@ -332,7 +341,7 @@ class Training:
             weights_sha256=weights_sha256(model),
             metrics={name: value if math.isfinite(value) else None for name, value in record.metrics.items()},
             nodes=nodes,
-            model=model,
+            build=lambda: model,
         )
 
 

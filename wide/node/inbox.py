@@ -81,7 +81,7 @@ class Inbox:
         elif isinstance(message, say.Stop):
             raise Stopped(message)
         elif isinstance(message, say.Progress):
-            log.info("%s", _told(message))
+            log.info("%s", _told(message), extra={"is_status": True})
         elif not isinstance(message, say.Alive):
             raise ProtocolError("out of order", f"{type(message).__name__} is not for now")
 

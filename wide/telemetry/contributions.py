@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from wide.telemetry.snapshot import NodeView, Snapshot
 
-EVERY_S = 30.0
-EACH_S = 0.5  # more for each node: they may have to take turns
+IDLE_S, EACH_S = 30.0, 0.5  # until a node is of no use; more for each node: they may have to take turns
+TELL_S = 5.0  # nodes are told how they are doing
 
 
 class Contribution(NamedTuple):
@@ -19,9 +19,10 @@ class Contribution(NamedTuple):
 
 
 class Contributions:
-    """Look now and then; every half minute there is something to tell."""
+    """Look now and then; so often there is something to tell."""
 
-    def __init__(self) -> None:
+    def __init__(self, every_s: float = IDLE_S) -> None:
+        self._every_s = every_s
         self._before: Snapshot | None = None
         self._named: set[int] = set()
 
@@ -31,7 +32,7 @@ class Contributions:
             self._before = run if run.started_at is not None else None
             return [], []
         before, elapsed_s = self._before, run.at - self._before.at
-        if elapsed_s < EVERY_S + EACH_S * len(run.nodes):
+        if elapsed_s < self._every_s + EACH_S * len(run.nodes):
             return [], []
         self._before = run
         earlier = {view.totals.node: view.totals.batches for view in before.nodes}

@@ -8,10 +8,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import logging.handlers
+import os
 import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -20,6 +22,8 @@ log.addHandler(logging.NullHandler())
 log.propagate = False
 
 INVITE = re.compile(r"wide1_[a-z2-7]+", re.IGNORECASE)
+STATUS_S = 30.0
+CLEAR = "\r\x1b[K"
 MOST_NBYTES = 16 << 20  # of one log.jsonl
 LEVELS = {"silent": logging.ERROR, "normal": logging.INFO, "verbose": logging.DEBUG}
 
@@ -56,11 +60,39 @@ class _Lines(logging.handlers.RotatingFileHandler):
         pass
 
 
+class _Words(logging.StreamHandler[Any]):
+    """How things stand is told again and again: in a line that lives, where that is possible, or now and then."""
+
+    def __init__(self, stream: Any, lives: bool) -> None:
+        super().__init__(stream)
+        self._lives = lives and stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
+        self._has_line, self._told_at = False, -STATUS_S
+
+    def emit(self, record: logging.LogRecord) -> None:
+        is_status = getattr(record, "is_status", False)
+        if is_status and not self._lives:
+            if record.created - self._told_at < STATUS_S:
+                return
+            self._told_at = record.created
+        if self._has_line:
+            self.stream.write(CLEAR)
+        self.terminator = "" if is_status and self._lives else "\n"
+        self._has_line = is_status and self._lives
+        super().emit(record)
+
+    def close(self) -> None:
+        if self._has_line:
+            with contextlib.suppress(OSError, ValueError):
+                self.stream.write(CLEAR)
+                self.stream.flush()
+        super().close()
+
+
 @contextlib.contextmanager
-def logging_to(tier: str, file: Path | None = None) -> Iterator[None]:
-    """Log to stderr, and to `file`, while the block runs."""
+def logging_to(tier: str, file: Path | None = None, lives: bool = False) -> Iterator[None]:
+    """Log to stderr, and to `file`, while the block runs. `lives`: this process is the only one that writes there."""
     level = LEVELS[tier]
-    words = logging.StreamHandler(sys.stderr)
+    words = _Words(sys.stderr, lives)
     words.setLevel(level)
     words.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
     words.addFilter(lambda record: not getattr(record, "is_for_file", False))  # the command itself says these
@@ -78,6 +110,7 @@ def logging_to(tier: str, file: Path | None = None) -> Iterator[None]:
     finally:
         for handler in handlers:
             log.removeHandler(handler)
+        words.close()
         if file is not None:
             with contextlib.suppress(OSError):  # a full disk
                 handlers[1].close()

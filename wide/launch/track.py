@@ -1,0 +1,210 @@
+"""`--track wandb|trackio|mlflow`: a run's numbers, where people already look. A process of its own, which reads run.db
+and knows nothing else of the run: it cannot slow, hang or end training, and ends when the run does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from wide.errors import UsageError
+from wide.store.lock import is_held
+from wide.store.reading import Reading
+from wide.store.sessions import sessions
+from wide.telemetry.log import log
+
+LOG = "track.log"
+EVERY_S = 2.0
+GRACE_S = 20.0  # for what is still to be sent when the run is over
+RUNNING = "running"
+
+
+class Point(NamedTuple):
+    """Numbers that belong to one step."""
+
+    step: int
+    values: dict[str, float]
+
+
+class Tracker(Protocol):
+    """What is needed of each of these libraries."""
+
+    def log(self, point: Point) -> None: ...
+    def finish(self) -> None: ...
+
+
+@contextlib.contextmanager
+def tracking(name: str | None, folder: Path) -> Iterator[None]:
+    """Track the run in this folder while the block runs, and a little longer, but never for long."""
+    if name is None:
+        yield
+        return
+    command = [sys.executable, "-m", "wide.launch.track", name, str(folder)]
+    with (
+        open(folder / LOG, "ab") as words,
+        subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=words, stderr=words, start_new_session=True
+        ) as process,
+    ):
+        log.info("tracked by %s; what it says is in %s", name, folder / LOG)
+        try:
+            yield
+        finally:
+            _end(process, name, folder)
+
+
+def check(name: str | None) -> None:
+    """Before anything else: is that library there?"""
+    if name is not None and importlib.util.find_spec(name) is None:
+        raise UsageError(f"--track {name}: the package {name} is not installed here: pip install {name}")
+
+
+def _end(process: subprocess.Popen[bytes], name: str, folder: Path) -> None:
+    try:
+        process.wait(GRACE_S + EVERY_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        log.warning("%s did not finish within %.0f s, and was ended", name, GRACE_S)
+        return
+    if process.returncode:
+        log.warning("%s has failed, and not all was tracked: %s says why", name, folder / LOG)
+
+
+# ── the process ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def main(name: str, folder: Path) -> None:
+    """Another thread speaks to the library, so that this one can end it, whatever it waits for."""
+    problem: list[BaseException] = []
+    thread = threading.Thread(target=_track, args=(name, folder, problem), daemon=True)
+    thread.start()
+    while thread.is_alive() and not _is_over(folder):
+        thread.join(EVERY_S)
+    thread.join(GRACE_S)
+    sys.stdout.flush()
+    os._exit(1 if problem or thread.is_alive() else 0)
+
+
+def _track(name: str, folder: Path, problem: list[BaseException]) -> None:
+    try:
+        tracker = TRACKERS[name](folder)
+        with Reading(folder) as run:
+            points = Points(run)
+            while True:
+                is_over = _is_over(folder)
+                for point in points.new():
+                    tracker.log(point)
+                if is_over:
+                    break
+                time.sleep(EVERY_S)
+        tracker.finish()
+    except BaseException as error:
+        problem.append(error)
+        raise
+
+
+def _is_over(folder: Path) -> bool:
+    told = sessions(folder)
+    return bool(told) and (told[-1].get("state") != RUNNING or not is_held(folder))
+
+
+class Points:
+    """What has come since the last look. Losses of quick steps become one point a second, their mean."""
+
+    def __init__(self, run: Reading) -> None:
+        self._run = run
+        self._step, self._evaluation = -1, 0
+        self._logged = 0  # the highest step: libraries do not like to go back
+
+    def new(self) -> list[Point]:
+        found: dict[int, dict[str, float]] = {}
+        for step, loss in self._losses():
+            found.setdefault(step, {})["loss"] = loss
+        query = "SELECT rowid, step, metric, value FROM evaluations WHERE rowid > ? ORDER BY rowid"
+        for row, step, metric, value in self._run.rows("evaluations", query, self._evaluation):
+            self._evaluation = row
+            if value is not None:
+                found.setdefault(max(step, self._logged), {})[f"evaluate/{metric}"] = value
+        points = [Point(step, found[step]) for step in sorted(found)]
+        self._logged = points[-1].step if points else self._logged
+        return points
+
+    def _losses(self) -> list[tuple[int, float]]:
+        query = "SELECT step, loss, merged_at FROM steps WHERE step > ? ORDER BY step"
+        seconds: dict[int, list[tuple[int, float]]] = {}
+        for step, loss, at in self._run.rows("steps", query, self._step):
+            self._step = step
+            if loss is not None:
+                seconds.setdefault(int(at), []).append((step + 1, loss))
+        return [(many[-1][0], sum(loss for _, loss in many) / len(many)) for many in seconds.values()]
+
+
+class Wandb:
+    def __init__(self, folder: Path) -> None:
+        import wandb
+
+        project = None if os.environ.get("WANDB_PROJECT") else _project(folder)
+        self._run = wandb.init(project=project, name=folder.resolve().name, dir=str(folder), config=_config(folder))
+
+    def log(self, point: Point) -> None:
+        self._run.log(point.values, step=point.step)
+
+    def finish(self) -> None:
+        self._run.finish()
+
+
+class Trackio:
+    def __init__(self, folder: Path) -> None:
+        import trackio
+
+        self._trackio = trackio
+        trackio.init(project=_project(folder), name=folder.resolve().name, config=_config(folder))
+
+    def log(self, point: Point) -> None:
+        self._trackio.log(point.values, step=point.step)
+
+    def finish(self) -> None:
+        self._trackio.finish()
+
+
+class Mlflow:
+    def __init__(self, folder: Path) -> None:
+        import mlflow
+
+        self._mlflow = mlflow
+        mlflow.set_experiment(_project(folder))
+        mlflow.start_run(run_name=folder.resolve().name)
+        mlflow.log_params(_config(folder))
+
+    def log(self, point: Point) -> None:
+        self._mlflow.log_metrics(point.values, step=point.step)
+
+    def finish(self) -> None:
+        self._mlflow.end_run()
+
+
+TRACKERS: dict[str, Any] = {"wandb": Wandb, "trackio": Trackio, "mlflow": Mlflow}
+
+
+def _project(folder: Path) -> str:
+    """The job's name."""
+    job = next((session["job"] for session in reversed(sessions(folder)) if session.get("job")), None)
+    return Path(job["file"]).stem if job else "wide"
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    told = sessions(folder)
+    options: dict[str, Any] = dict(told[0].get("options", {})) if told else {}
+    return {name: value for name, value in options.items() if value is not None}
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))
