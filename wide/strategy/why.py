@@ -22,6 +22,7 @@ FETCHES = 0.4  # of its computing time is too much for data
 TRAVELS = 0.25  # of a step's time is too much for a link
 EVALUATES = 0.05  # of the time, in which all wait for it
 BUSY = 0.6  # of its time the coordinator's loop has hardly a pause
+FINE_S = 5e-3  # of computing in a step is little against what goes around it
 SLOW = 0.5  # of what others do is slow
 CHECKPOINT_S, ROWS = 15.0, 5000  # a disk that is slower, or behind by more writes, is slow
 NOT_EXACT = "not exact"
@@ -126,18 +127,16 @@ def _link(run: Snapshot) -> Finding | None:
 
 def _remedies(run: Snapshot) -> str:
     """What would help, by how much, and at what price."""
-    nodes, setting = measured(run), Setting(run.batches_per_step, run.busy_s_per_update)
-    if not nodes:
+    nodes, setting = measured(run, with_lossy=True), Setting(run.batches_per_step, run.busy_s_per_update)
+    if not nodes or not run.batches_per_s:
         return ""
-    now = forecast(run.strategy, nodes, setting).batches_per_s
-    with_lossy = measured(run, with_lossy=True)
-    lossy = forecast(run.strategy, with_lossy, setting).batches_per_s / now
-    local = forecast("local", with_lossy, setting).batches_per_s / now
+    lossy = forecast(run.strategy, nodes, setting).batches_per_s / run.batches_per_s
+    local = forecast("local", nodes, setting).batches_per_s / run.batches_per_s
     ways = []
-    if lossy > WORTH:
+    if lossy > WORTH and any(view.link is not None and view.link.lossy_s for view in run.nodes):
         ways.append(f"--compress auto would give about {lossy:.1f} × ({NOT_EXACT})")
     if local > WORTH * max(1.0, lossy):
-        ways.append(f"--strategy local with it about {local:.1f} × ({NOT_EXACT})")
+        ways.append(f"--strategy local about {local:.1f} × ({NOT_EXACT})")
     return f"; {', '.join(ways)}" if ways else "; more batches_per_step would need it less often"
 
 
@@ -167,16 +166,18 @@ def _too_few_batches(run: Snapshot) -> Finding | None:
 
 
 def _tiny_steps(run: Snapshot) -> Finding | None:
-    """Each update costs the coordinator something; what it is worth should be far more."""
+    """Each step costs messages, wake-ups and an update of the weights; what it is worth should be far more."""
     used = utilisation(run)
-    if run.busy < BUSY or used is None or used >= WELL:
+    if used is None or used >= WELL or not run.steps_per_s:
         return None
-    cost_ms, batch_ms = 1000 * run.busy_s_per_update, 1000 * len(_seats(run)) / max(possible(run), 1e-9)
+    worth_s, takes_s = run.batches_per_step / possible(run), 1 / run.steps_per_s
+    if run.busy < BUSY and worth_s > FINE_S:
+        return None
     words = (
-        f"the work is cut very fine: a batch takes {batch_ms:.2g} ms, each update costs the coordinator "
-        f"{cost_ms:.2g} ms, and it is busy {run.busy:.0%} of the time"
+        f"the work is cut very fine: a step is {1000 * worth_s:.2g} ms of computing, and takes {1000 * takes_s:.2g} ms"
     )
-    return Finding("steps", f"{words}; raise batch_size, or batches_per_step", 1 - used)
+    busy = f"; the coordinator is busy {run.busy:.0%} of the time" if run.busy >= BUSY else ""
+    return Finding("steps", f"{words}{busy}: raise batch_size, or batches_per_step", 1 - used)
 
 
 def _disk(run: Snapshot) -> Finding | None:
