@@ -57,12 +57,12 @@ def told(folder: Path) -> str:
         again = f", {run.sessions} times in all" if run.sessions > 1 else ""
         lines.append(f"begun    {begun}{again}")
     if isinstance(command, list):
-        lines.append(f"command  {shlex.join(str(word) for word in command)}")
+        lines.append(f"command  {line(shlex.join(str(word) for word in command))}")
     for name in ("options", "versions", "machine"):
         if isinstance(values := session.get(name), dict):
             usual = DEFAULTS if name == "options" else {}
             given = ", ".join(f"{key} {value}" for key, value in values.items() if value not in (None, usual.get(key)))
-            lines.append(f"{name:<8} {given or 'as usual'}")
+            lines.append(f"{name:<8} {line(given) or 'as usual'}")
     if run.weights_sha256:
         lines.append(f"weights  {run.weights_sha256}")
     lines += ["", as_text(["figure", "value"], [[figure.name, figure.shown] for figure in figures(run)])]

@@ -47,7 +47,7 @@ def tracking(name: str | None, folder: Path) -> Iterator[None]:
     if name is None:
         yield
         return
-    command = [sys.executable, "-m", "wide.launch.track", name, str(folder)]
+    command = [sys.executable, "-m", "wide.launch.track", name, str(folder), str(GRACE_S)]
     with (
         open(folder / LOG, "ab") as words,
         subprocess.Popen(
@@ -81,14 +81,14 @@ def _end(process: subprocess.Popen[bytes], name: str, folder: Path) -> None:
 # ── the process ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def main(name: str, folder: Path) -> None:
+def main(name: str, folder: Path, grace_s: float) -> None:
     """Another thread speaks to the library, so that this one can end it, whatever it waits for."""
     problem: list[BaseException] = []
     thread = threading.Thread(target=_track, args=(name, folder, problem), daemon=True)
     thread.start()
     while thread.is_alive() and not _is_over(folder):
         thread.join(EVERY_S)
-    thread.join(GRACE_S)
+    thread.join(grace_s)
     sys.stdout.flush()
     os._exit(1 if problem or thread.is_alive() else 0)
 
@@ -207,4 +207,4 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(sys.argv[1], Path(sys.argv[2]), float(sys.argv[3]))
