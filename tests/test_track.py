@@ -158,7 +158,8 @@ def test_a_tracker_that_hangs_or_fails_ends_with_the_run(library, staged, monkey
         time.sleep(0.1 if how == "hangs" else 0.0)
         end(staged)
     lock.close()
-    assert ("was ended" if how == "hangs" else "has failed") in caplog.text
+    assert "trackio has failed, and not all was tracked" in caplog.text
+    assert ("did not finish" if how == "hangs" else "no network") in (staged / "track.log").read_text()
 
 
 @pytest.mark.processes

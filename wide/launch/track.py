@@ -89,7 +89,8 @@ def main(name: str, folder: Path, grace_s: float) -> None:
     while thread.is_alive() and not _is_over(folder):
         thread.join(EVERY_S)
     thread.join(grace_s)
-    sys.stdout.flush()
+    if thread.is_alive():
+        print(f"{name} did not finish within {grace_s:g} s after the run, and was ended", flush=True)
     os._exit(1 if problem or thread.is_alive() else 0)
 
 
