@@ -11,7 +11,21 @@ import sys
 
 NAMES = (
     *("seed", "host", "wire", "codecs", "sockets", "logging", "slowlink", "strategies", "network"),
-    *("checkpoints", "lora", "scale", "stages", "peers", "tls", "door", "everything", "sim", "chaos", "kills"),
+    *(
+        "checkpoints",
+        "lora",
+        "scale",
+        "stages",
+        "peers",
+        "tls",
+        "door",
+        "views",
+        "rundb",
+        "everything",
+        "sim",
+        "chaos",
+        "kills",
+    ),
 )
 FAULTS = ("sim", "chaos", "kills")  # no measurements, but answered here
 OPTIONS = {"seconds": float, "nodes": int, "seed": int, "strategy": str, "times": int, "schedules": int, "cases": str}

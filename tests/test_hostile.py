@@ -64,7 +64,9 @@ class Pool:
         """A member that has been given work: (connection, work)."""
         connection = self.member()
         connection.send(say.Ready(Layout(load(str(self.job)).model()).describe(), 83))
-        return connection, connection.wait()
+        while isinstance(word := connection.wait(), say.Alive):
+            pass  # it may take a while
+        return connection, word
 
     def counted(self, reason, more_than=0):
         return until(lambda: rejects(self.folder).count(reason) > more_than, seconds=10)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import html
 import json
+import re
 import shlex
 import time
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ from wide.store.reading import Reading
 from wide.wire import words
 
 MOST_EVENTS = 200
+NUMBER = re.compile(r"[-+\d.,]*( ?%| [kMG]?B| s| min| h)?$|–$")
 EVENTS = "SELECT at, kind, node, words FROM (SELECT rowid, * FROM events ORDER BY rowid DESC LIMIT ?) ORDER BY rowid"
 STYLE = """
 :root { color-scheme: light dark; }
@@ -36,7 +38,7 @@ h1 { margin: 0 0 4px; font-size: 26px; } h2 { margin: 34px 0 8px; font-size: 18p
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; }
 th, td { padding: 3px 10px; text-align: right; border-bottom: 1px solid rgba(128,128,128,.25); white-space: nowrap; }
-th:first-child, td:first-child, td.text { text-align: left; }
+th.text, td.text { text-align: left; }
 code, pre { font: 13px ui-monospace, monospace; } pre { white-space: pre-wrap; overflow-wrap: anywhere; }
 .quiet { opacity: .7; }
 """
@@ -64,7 +66,7 @@ def _page(run: Account) -> str:
             _plots(run, reading),
             _timeline(run, timeline(reading)),
             "<h2>In numbers</h2>",
-            _table(["", ""], [[figure.name, figure.shown] for figure in figures(run)]),
+            _figures(run),
             "<h2>Nodes</h2>",
             _table(*node_rows(run)),
             _refused(run),
@@ -136,6 +138,13 @@ def _timeline(run: Account, found: Timeline | None) -> str:
         f'height="{found.height}" style="image-rendering:pixelated"/>{ticks}</svg></div>'
         f'<div style="font-size:13px;display:flex;flex-wrap:wrap;gap:4px 16px">{legend}</div>{more}'
     )
+
+
+def _figures(run: Account) -> str:
+    rows = [[figure.name, figure.shown] for figure in figures(run)]
+    third = -(-len(rows) // 3)
+    columns = "".join(_table(["", ""], rows[i : i + third]) for i in range(0, len(rows), third))
+    return f'<div class="plots">{columns}</div>'
 
 
 def _refused(run: Account) -> str:
@@ -224,8 +233,12 @@ def _run_data(run: Account) -> dict[str, Any]:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    top = "".join(f"<th>{_text(cell)}</th>" for cell in head) if any(head) else ""
-    body = "".join("<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    """Columns of numbers stand on the right, those with any words on the left."""
+    words_in = [any(not NUMBER.match(row[i]) for row in rows) for i in range(len(head))]
+    mark = ["class=text" if has_words else "" for has_words in words_in]
+    top = "".join(f"<th {how}>{_text(cell)}</th>" for cell, how in zip(head, mark, strict=True)) if any(head) else ""
+    lines = ("".join(f"<td {how}>{_text(cell)}</td>" for cell, how in zip(row, mark, strict=True)) for row in rows)
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
     return f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
 
 

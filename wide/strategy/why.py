@@ -116,13 +116,11 @@ def _link(run: Snapshot) -> Finding | None:
     part = min(1.0, (up_s + down_s) * run.steps_per_s)
     if part < TRAVELS:
         return None
-    others = [view.recent.wait for view in _at_work(run) if view is not slowest]
+    waiting = fmean([view.recent.wait for view in _at_work(run) if view is not slowest] or [0.0])
     way = "uplink" if up_s >= down_s else "downlink"
-    whom = f"{fmean(others):.0%} of the pool's time goes by while it" if others else f"it {part:.0%} of the time"
-    waits = f"{whom} is waited for" if others else f"waits for {whom}"
-    lost = max(part, fmean(others)) if others else part
-    words = f"{_name(slowest)}'s {way} limits the step: {waits}"
-    return Finding("link", words + _remedies(run), lost)
+    words = f"{_name(slowest)}'s {way} limits the step: updates and weights travel for {part:.0%} of it"
+    others = f", and the others wait {waiting:.0%} of their time" if waiting > 1 - WELL else ""
+    return Finding("link", words + others + _remedies(run), max(part, waiting))
 
 
 def _remedies(run: Snapshot) -> str:
