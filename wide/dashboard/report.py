@@ -25,7 +25,7 @@ from wide.store.reading import Reading
 from wide.wire import words
 
 MOST_EVENTS = 200
-NUMBER = re.compile(r"[-+\d.,]*( ?%| [kMG]?B| s| min| h)?$|–$")
+NUMBER = re.compile(r"[-+\d.,e]*( ?%| [kMG]?B| s| min| h)?$|–$")
 EVENTS = "SELECT at, kind, node, words FROM (SELECT rowid, * FROM events ORDER BY rowid DESC LIMIT ?) ORDER BY rowid"
 STYLE = """
 :root { color-scheme: light dark; }
@@ -34,7 +34,7 @@ h1 { margin: 0 0 4px; font-size: 26px; } h2 { margin: 34px 0 8px; font-size: 18p
 .badge { border: 1px solid; border-radius: 10px; padding: 1px 9px; font-size: 13px; white-space: nowrap; }
 .good { color: #00825f; } .bad { color: #b34700; }
 @media (prefers-color-scheme: dark) { .good { color: #3fd0a4; } .bad { color: #ff9a52; } }
-.plots { display: flex; flex-wrap: wrap; gap: 18px; }
+.plots { display: flex; flex-wrap: wrap; gap: 18px; } .plots > div { max-width: 620px; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; }
 th, td { padding: 3px 10px; text-align: right; border-bottom: 1px solid rgba(128,128,128,.25); white-space: nowrap; }

@@ -56,8 +56,9 @@ def plot(
     for tick in ticks_x:
         x, _ = place(tick, low_y)
         if LEFT - 1 <= x <= width - RIGHT + 1:
+            anchor = "end" if x > width - RIGHT - 20 else "middle"
             parts.append(
-                f'<text x="{x:.1f}" y="{height - BOTTOM + 15}" fill="currentColor" text-anchor="middle">'
+                f'<text x="{x:.1f}" y="{height - BOTTOM + 15}" fill="currentColor" text-anchor="{anchor}">'
                 f"{_shown(tick)}</text>"
             )
     parts.append(

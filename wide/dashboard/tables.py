@@ -148,7 +148,7 @@ def _mean(values: list[float]) -> tuple[float | None, str]:
 
 
 def _variance(values: list[float]) -> tuple[float | None, str]:
-    return (pvariance(values), f"{pvariance(values):,.4g}") if values else (None, "–")
+    return (pvariance(values), f"{pvariance(values):,.0f}") if values else (None, "–")
 
 
 def _of_memory(nodes: Sequence[NodeAccount]) -> tuple[float | None, str]:

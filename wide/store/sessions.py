@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 FILE = "run.json"
 SCHEMA = "wide.run/1"
 
@@ -20,5 +22,9 @@ def sessions(folder: Path) -> list[dict[str, Any]]:
 
 
 def plain(value: Any) -> Any:
-    """As JSON has it."""
+    """As JSON has it; of several values in one, those that are not as usual."""
+    if isinstance(value, msgspec.Struct):
+        usual = type(value)()
+        mine = ((name, getattr(value, name)) for name in value.__struct_fields__)
+        return ", ".join(f"{name}={found}" for name, found in mine if found != getattr(usual, name))
     return value if isinstance(value, int | float | str | None) else str(value)
