@@ -117,7 +117,12 @@ def test_series_lose_every_second_point_of_their_older_half():
         db.execute("INSERT INTO samples VALUES (?, 2, 'batches', ?)", (at, at))
     tidy.tidy(db, 0, WIDE._replace(samples=150))
     left = [at for (at,) in db.execute("SELECT at FROM samples WHERE node = 2 ORDER BY at")]
-    assert left == [*range(0, 50, 2), *range(50, 100)]
+    assert left == [*range(1, 50, 2), *range(50, 100)]
+    db.execute("INSERT INTO samples VALUES (0, 3, 'batches', 600)")
+    for _ in range(5):
+        tidy.tidy(db, 0, WIDE._replace(samples=10))
+    assert db.execute("SELECT max(value) FROM samples WHERE node = 3").fetchone() == (600,)
+    assert db.execute("SELECT max(value) FROM samples WHERE node = 1").fetchone() == (99,)
 
 
 def test_of_leases_the_first_and_the_last_are_kept():

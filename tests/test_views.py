@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
 import sqlite3
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -22,9 +24,11 @@ from wide.dashboard.svg import Curve, plot
 from wide.dashboard.terminal import Screen, has_screen
 from wide.dashboard.timeline import timeline
 from wide.errors import UsageError
+from wide.store import reading as reading_module
 from wide.store.lock import FolderLock
-from wide.store.reading import Reading
-from wide.telemetry.snapshot import Event, LinkView, NodeView, Recent, Snapshot
+from wide.store.reading import Reading, found
+from wide.store.tidy import ROOM, tidy
+from wide.telemetry.snapshot import Bins, Event, LinkView, NodeView, Recent, Snapshot
 from wide.telemetry.totals import Part, Traffic, totals_of
 
 EVIL = "\x1b[31m<script>alert(1)</script>\n"
@@ -252,7 +256,7 @@ def test_openmetrics(finished):
 
 
 def test_a_folder_without_a_run(tmp_path):
-    for command in ("show", "report", "compare", "metrics", "top"):
+    for command in ("show", "report", "metrics", "top"):
         with pytest.raises(UsageError, match="there is no run in it"):
             _call(command, tmp_path)
 
@@ -355,8 +359,93 @@ def test_a_page_goes_where_it_is_wanted(finished, tmp_path, capsys):
 
 def test_one_look_at_a_run(finished, capsys):
     assert main(["top", str(finished), "--once"]) == 0
+    assert capsys.readouterr().out == "done: all steps done\n"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("wide.dashboard.account._state", lambda *_: "running")
+        assert main(["top", str(finished), "--once"]) == 0
     assert capsys.readouterr().out.startswith("step 37")
 
 
 def test_a_snapshot_without_numbers_is_drawn():
     assert drawn(replace(snapshot(), loss=None, losses=(float("nan"),), left_s=None, steps=None), 80, 24)
+
+
+def test_runs_are_found_by_their_names(finished, tmp_path, monkeypatch):
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "one").symlink_to(finished)
+    monkeypatch.chdir(tmp_path)
+    assert found("one") == found("latest") == found("runs/one")
+    assert found("two") == Path("two")
+
+
+def test_what_old_rows_stand_for_counts(tmp_path):
+    run = Staged(tmp_path / "run", nodes=2, batches_per_step=2, samples=64)
+    run.run(400)
+    run.close()
+    before = account(run.folder)
+    with contextlib.closing(sqlite3.connect(run.folder / "run.db", isolation_level=None)) as db:
+        for _ in range(3):
+            tidy(db, 350, ROOM._replace(steps=60, samples=20, leases=50, first_leases=10))
+        assert db.execute("SELECT count(*) FROM steps").fetchone()[0] < 200
+    after = account(run.folder)
+    assert (after.brief.steps, after.samples, after.brief.loss) == (
+        before.brief.steps,
+        before.samples,
+        before.brief.loss,
+    )
+    assert after.loss_first == pytest.approx(before.loss_first, rel=0.05)
+    assert after.loss_last == pytest.approx(before.loss_last, rel=0.05)
+    assert [node.totals.batches for node in after.nodes] == [node.totals.batches for node in before.nodes]
+
+
+def test_a_run_in_a_folder_that_is_only_for_reading(tmp_path, monkeypatch):
+    """What the writer had not put in its place yet is read, too."""
+    run = Staged(tmp_path / "run")
+    run.run(200)
+    run.look()
+    run._db.settle(10.0)
+    connected = reading_module._connected
+
+    def cannot(path):
+        if path.parent == run.folder:
+            raise sqlite3.OperationalError("unable to open database file")
+        return connected(path)
+
+    monkeypatch.setattr(reading_module, "_connected", cannot)
+    assert account(run.folder).brief.steps > 0
+    monkeypatch.undo()
+    run.close()
+
+
+@pytest.mark.parametrize("at", [1e17, -1e300, "soon", None, True])
+def test_times_that_never_were(tmp_path, at):
+    run = Staged(tmp_path / "runs" / "run")
+    run.run(100)
+    run.close(began_at=at)
+    with sqlite3.connect(run.folder / "run.db") as db:
+        db.execute("INSERT INTO events VALUES (1e300, 'joined', 1, 'x')")
+    assert told(run.folder)
+    assert listed(tmp_path / "runs")
+    assert report([run.folder], "html")
+
+
+def test_values_that_can_hardly_be_drawn():
+    for values in ([-1.7e308, 1.7e308], [0.0, 5e-324], [1e299, -1e299], [1.0, 1.0 + 1e-16]):
+        assert plot("x", [Curve("a", [1, 2], values)], "step")
+
+
+def test_markdown_shows_names_as_they_are(tmp_path):
+    run = Staged(tmp_path / "run", nodes=1, name=lambda number: "![](http://evil/x.png)|*_")
+    run.run(100)
+    run.close(why="<script>")
+    text = report([run.folder], "md")
+    assert "![](" not in text
+    assert "<script" not in text
+
+
+def test_few_points_of_a_long_series():
+    bins = Bins(4)
+    for i in range(1000):
+        bins.add(float(i))
+    assert 4 <= len(bins.means) <= 9
+    assert bins.means[0] < 130 < 800 < bins.means[-1]

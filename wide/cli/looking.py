@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import shutil
 import signal
 import sys
 from pathlib import Path
 from typing import Any
 
 from wide.errors import UsageError
+from wide.store.reading import found
+
+OUTPUT_HELP = "where to (html: RUN/report.html, or compare.html; others: stdout)"
+RUN_HELP = "the run's folder, its name in runs/, or latest"
 
 
 def add_commands(commands: Any) -> None:
@@ -26,30 +31,31 @@ def add_commands(commands: Any) -> None:
     metrics = commands.add_parser("metrics", help="a run's numbers as OpenMetrics text")
     metrics.set_defaults(call=_metrics)
     for command in (show, top, metrics):
-        command.add_argument("run", metavar="RUN", help="the run's folder")
+        command.add_argument("run", metavar="RUN", help=RUN_HELP)
     report = commands.add_parser("report", help="one page about a run, with plots and the lease timeline")
-    report.add_argument("runs", metavar="RUN", nargs=1, help="the run's folder")
+    report.add_argument("runs", metavar="RUN", nargs=1, help=RUN_HELP)
     compare = commands.add_parser("compare", help="one page about several runs, side by side")
     compare.add_argument(
         "runs", metavar="RUN", nargs="+", help="the runs' folders; the first is what others differ from"
     )
     for command in (report, compare):
         command.add_argument("--format", choices=("html", "md", "json"), default="html", help="default: html")
-        command.add_argument("-o", "--output", metavar="FILE", help="where to (html: report.html; others: stdout)")
-        command.set_defaults(call=_report)
+        command.add_argument("-o", "--output", metavar="FILE", help=OUTPUT_HELP)
+        command.set_defaults(call=_report, is_several=command is compare)
 
 
 def _runs(arguments: argparse.Namespace) -> int:
     from wide.dashboard.runs import listed
 
-    print(listed(Path(arguments.dir), arguments.all))
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    print(listed(Path(arguments.dir), arguments.all, width))
     return 0
 
 
 def _show(arguments: argparse.Namespace) -> int:
     from wide.dashboard.runs import told
 
-    print(told(Path(arguments.run)))
+    print(told(found(arguments.run)))
     return 0
 
 
@@ -59,7 +65,7 @@ def _top(arguments: argparse.Namespace) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _enough)
     with contextlib.suppress(KeyboardInterrupt):  # which is how one leaves; the run goes on
-        print(watch(Path(arguments.run), arguments.plain, arguments.once))
+        print(watch(found(arguments.run), arguments.plain, arguments.once))
     return 0
 
 
@@ -71,7 +77,7 @@ def _metrics(arguments: argparse.Namespace) -> int:
     from wide.dashboard.account import account
     from wide.dashboard.openmetrics import openmetrics
 
-    run = account(Path(arguments.run))
+    run = account(found(arguments.run))
     print(openmetrics(run.brief, run.snapshot), end="")
     return 0
 
@@ -79,7 +85,9 @@ def _metrics(arguments: argparse.Namespace) -> int:
 def _report(arguments: argparse.Namespace) -> int:
     from wide.dashboard.report import report
 
-    folders = [Path(run) for run in arguments.runs]
+    if arguments.is_several and len(arguments.runs) < 2:
+        raise UsageError("compare needs two runs or more; about one: wide report RUN")
+    folders = [found(run) for run in arguments.runs]
     text = report(folders, arguments.format)
     output = arguments.output
     if output is None and arguments.format == "html":

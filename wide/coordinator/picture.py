@@ -46,7 +46,7 @@ def picture(
         epoch=record.epoch,
         batches=record.batches,
         loss=_finite(loss),
-        losses=record.few_losses,
+        losses=record.few_losses.means,
         elapsed_s=elapsed_s,
         before=record.before,
         started_at=record.started_at,

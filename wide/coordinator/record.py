@@ -19,13 +19,13 @@ from wide.telemetry.clock import Clock
 from wide.telemetry.divergence import Divergence
 from wide.telemetry.journey import Journey
 from wide.telemetry.log import log
-from wide.telemetry.snapshot import few
+from wide.telemetry.snapshot import Bins
 from wide.telemetry.totals import Part
 
 FLUSH_S = 0.25
 TELL_S = 10.0  # of evaluations that are quicker, not all are told
 SETTLE_S = 30.0
-FEW = 60  # losses, for a small picture of all
+FEW = 60  # losses, at least, for a small picture of all
 
 
 class Db(Protocol):
@@ -76,7 +76,7 @@ class Record:
         self._weighted_losses: dict[int, dict[int, list[float]]] = {}  # by step, by a block's first batch
         self._evaluation_problem = ""
         self._flushed_at = self._told_at = 0.0
-        self._few: tuple[int, tuple[float, ...]] = (0, ())
+        self.few_losses = Bins(FEW)
         shape = (schedule.samples, schedule.batch_size, schedule.batches_per_step)
         rows = [(0, *shape, schedule.batches_per_epoch, schedule.steps_per_epoch)]
         db.write("INSERT OR REPLACE INTO shape VALUES (?, ?, ?, ?, ?, ?)", rows)
@@ -112,6 +112,8 @@ class Record:
         for step, loss in self.db.read("SELECT step, loss FROM steps ORDER BY step"):
             value = math.nan if loss is None else loss
             self.losses.extend([value] * (step + 1 - len(self.losses)))  # old ones may stand for several
+        for loss in self.losses:
+            self.few_losses.add(loss)
         for loss in self.losses[:1]:
             self.divergence.observe(loss)  # where it began; what made it diverge since then may have been mended
         query = "SELECT step, first_batch, samples, loss FROM ledger WHERE step >= ?"
@@ -122,13 +124,6 @@ class Record:
 
     def is_evaluated(self, step: int) -> bool:
         return bool(self.db.read("SELECT 1 FROM evaluations WHERE step = ?", step))
-
-    @property
-    def few_losses(self) -> tuple[float, ...]:
-        """Of the whole run, in as few points as a small picture needs."""
-        if self._few[0] != len(self.losses):
-            self._few = len(self.losses), few(self.losses, FEW)
-        return self._few[1]
 
     def node_joined(self, node: int, name: str, host: str, pid: int, machine: str = "", address: str = "") -> None:
         self.parts.setdefault(node, Part(name, pid))
@@ -211,6 +206,7 @@ class Record:
         by_first = self._weighted_losses.pop(step.number)
         loss = sum(value for first in sorted(by_first) for value in by_first[first]) / step.samples
         self.losses.append(loss)
+        self.few_losses.add(loss)
         self.divergence.observe(loss)
         if strategy.needs_whole_steps:
             self.batches += step.batches

@@ -36,7 +36,7 @@ from wide.wire import messages as say
 TICK_S = 0.05
 AWAY_S = 1.0  # a loop that was away for so long was busy itself: nobody else was silent
 LINKS_S = 1.0
-WHY_S = 2.0  # what is in the way is looked for again
+WHY_S, WHY_NODES = 2.0, 64  # what is in the way is looked for again; with more nodes than this, so much less often
 SNAPSHOT_S, LARGE = 0.25, 64  # of a larger pool a picture is made four times less often
 
 
@@ -188,7 +188,7 @@ class Server:
             if node in record.parts
         ]
         snapshot = picture(self.pool, record, views, now, self._shell(now), self._lately)
-        if now - self._why_at >= WHY_S:
+        if now - self._why_at >= WHY_S * max(1.0, len(views) / WHY_NODES):
             self._why_at, self._why = now, explained(snapshot)
         return replace(snapshot, why_slow=self._why[0], verdict=self._why[1])
 

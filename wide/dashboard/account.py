@@ -89,14 +89,21 @@ def brief(folder: Path) -> Brief:
         return _brief(folder, told, run, _snapshot(run))
 
 
+def look(folder: Path) -> tuple[Brief, Snapshot | None]:
+    """The same, and the newest picture: for whoever looks again and again."""
+    told = sessions(folder)
+    with Reading(folder) as run:
+        snapshot = _snapshot(run)
+        return _brief(folder, told, run, snapshot), snapshot
+
+
 def account(folder: Path) -> Account:
     told = sessions(folder)
     with Reading(folder) as run:
         snapshot = _snapshot(run)
         short = _brief(folder, told, run, snapshot)
-        steps = run.rows("steps", "SELECT loss, samples FROM steps ORDER BY step")
-        losses = [loss for loss, _ in steps if loss is not None]
-        tenth = max(1, len(losses) // 10)
+        steps = run.rows("steps", "SELECT step, loss, samples FROM steps ORDER BY step")
+        loss_first, loss_last = _tenths([(step, loss) for step, loss, _ in steps])
         batches = snapshot.batches if snapshot is not None else 0
         if not batches:  # of an older version
             ((batches,),) = run.rows("ledger", "SELECT sum(last_batch - first_batch + 1) FROM ledger") or [(0,)]
@@ -108,14 +115,40 @@ def account(folder: Path) -> Account:
             sessions=len(told),
             snapshot=snapshot,
             batches=batches or 0,
-            samples=sum(samples or 0 for _, samples in steps),
-            loss_first=sum(losses[:tenth]) / tenth if losses else None,
-            loss_last=sum(losses[-tenth:]) / tenth if losses else None,
+            samples=sum(samples or 0 for _, _, samples in steps),
+            loss_first=loss_first,
+            loss_last=loss_last,
             nodes=_nodes(run),
             rejects={words.line(reason): count for reason, count in rejects},
             weights_sha256=_sha256(folder),
             is_exact=snapshot.is_exact if snapshot is not None else False,
         )
+
+
+def _tenths(steps: list[tuple[int, float | None]]) -> tuple[float | None, float | None]:
+    """Mean losses of the first and of the last tenth of the steps; an old row stands for all since the one before."""
+    if not steps:
+        return None, None
+    count, before = steps[-1][0] + 1, -1
+    tenth = max(1, count // 10)
+    sums = [[0.0, 0], [0.0, 0]]
+    for step, loss in steps:
+        for (first, end), found in zip(((0, tenth), (count - tenth, count)), sums, strict=True):
+            steps_in = min(step + 1, end) - max(before + 1, first)
+            if steps_in > 0 and loss is not None:
+                found[0] += loss * steps_in
+                found[1] += steps_in
+        before = step
+    first_mean, last_mean = (total / number if number else None for total, number in sums)
+    return first_mean, last_mean
+
+
+def moment(at: Any, form: str) -> str:
+    """A time, as the wall's clock showed it; "?", if it was none."""
+    try:
+        return time.strftime(form, time.localtime(at))
+    except (OSError, OverflowError, ValueError, TypeError):
+        return "?"
 
 
 def finite(value: Any) -> float | None:
@@ -125,7 +158,7 @@ def finite(value: Any) -> float | None:
 
 def _brief(folder: Path, told: list[dict[str, Any]], run: Reading, snapshot: Snapshot | None) -> Brief:
     last = told[-1] if told else {}
-    ((step, loss),) = run.rows("steps", "SELECT step, loss FROM steps ORDER BY rowid DESC LIMIT 1") or [(-1, None)]
+    ((step, loss),) = run.rows("steps", "SELECT step, loss FROM steps ORDER BY step DESC LIMIT 1") or [(-1, None)]
     found: dict[str, float | None] = {}
     query = "SELECT metric, value FROM evaluations ORDER BY rowid DESC LIMIT 16"
     for metric, value in run.rows("evaluations", query):

@@ -52,7 +52,7 @@ def speeds(run: Account, reading: Reading) -> list[Curve]:
         rates = [max(0.0, _at(points, b) - _at(points, a)) / (b - a) for a, b in pairwise(grid)]
         total = [before + now for before, now in zip(total, rates, strict=True)]
         curves.append(Curve(node_name(run, node), times, rates))
-    return [Curve("all nodes", times, total), *(curves[:MOST_NODES] if len(curves) > 1 else [])]
+    return [*(curves[:MOST_NODES] if len(curves) > 1 else []), Curve("all nodes", times, total)]
 
 
 def _grid(times: list[float]) -> list[float]:

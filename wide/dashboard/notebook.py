@@ -21,6 +21,7 @@ class Cell:
     def __init__(self) -> None:
         self._handle: Any = None
         self._shown_at = 0.0
+        self._last: tuple[Snapshot, tuple[str, float]] | None = None
 
     def __enter__(self) -> Self:
         from IPython.display import HTML, display
@@ -29,11 +30,13 @@ class Cell:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """The result will be shown instead."""
-        self._update("")
+        """What was seen last stays."""
+        if self._last is not None:
+            self._update(picture(*self._last, time.monotonic()))
 
     def show(self, run: Snapshot, phase: tuple[str, float]) -> None:
         now = time.monotonic()
+        self._last = run, phase
         if now - self._shown_at >= EVERY_S:
             self._shown_at = now
             self._update(picture(run, phase, now))
@@ -62,4 +65,6 @@ def picture(run: Snapshot, phase: tuple[str, float], now: float) -> str:
     points = len(run.losses)
     steps = [(i + 1) * run.step / points for i in range(points)]
     losses = plot("loss", [Curve("loss", steps, list(run.losses))], "step", width=560, height=150)
-    return f'<div style="max-width:600px">{words}{bar}{losses}<small>{html.escape(run.verdict)}</small></div>'
+    return (
+        f'<div style="max-width:600px">{words}{bar}{losses}<div><small>{html.escape(run.verdict)}</small></div></div>'
+    )

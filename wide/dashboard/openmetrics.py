@@ -43,7 +43,7 @@ def _pool(run: Brief, snapshot: Snapshot | None) -> Iterable[str]:
     yield from _family("wide_metric", "gauge", "of the last evaluation", metrics)
     if snapshot is None:
         return
-    present = sum(not view.is_silent for view in snapshot.nodes)
+    present = sum(not view.is_silent for view in snapshot.nodes) if run.state == "running" else 0
     yield from _family("wide_batches", "counter", "merged", [("", snapshot.batches)])
     yield from _family("wide_nodes", "gauge", "that are there", [("", present)])
     yield from _family("wide_batches_per_second", "gauge", "lately", [("", snapshot.batches_per_s)])

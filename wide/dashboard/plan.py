@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from wide.dashboard.progress import rate
+from wide.dashboard.tables import size
 
 
 def table(plan: dict[str, Any]) -> str:
     """Nodes, what each strategy would give in each codec, and the pick with its reason."""
-    lines = [f"an update is {plan['update_nbytes'] / 1e6:.3g} MB; measured while all nodes computed:"]
+    lines = [f"an update is {size(plan['update_nbytes'])}; measured while all nodes computed:"]
     for node in plan["nodes"]:
         link = f"up {mbit(node['up_mbit'])}, down {mbit(node['down_mbit'])}, {node['delay_ms']:.2g} ms away"
         if node["is_here"]:

@@ -14,7 +14,8 @@ def line(run: Snapshot, phase: tuple[str, float], now: float) -> str:
     nodes = counted(sum(not node.is_silent for node in run.nodes), "node")
     doing, since = phase
     if run.started_at is None or run.step == 0:
-        return f"{doing} ({now - since:.0f} s)" if doing else f"{nodes}, waiting for the first update"
+        since_s = f" ({now - since:.0f} s)" if since else ""
+        return f"{doing}{since_s}" if doing else f"{nodes}, waiting for the first update"
     of = f"/{run.steps}" if run.steps is not None else ""
     speed = f"{rate(run.batches_per_s)} batches/s"
     parts = [f"step {run.step}{of}", f"epoch {run.epoch + 1}", f"loss {number(run.loss)}", speed, nodes]

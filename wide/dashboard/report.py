@@ -9,22 +9,28 @@ import html
 import json
 import re
 import shlex
-import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from wide.dashboard.account import Account, account, finite
+from wide.dashboard.account import Account, account, finite, moment
 from wide.dashboard.curves import losses, memories, metrics_of, node_name, speeds
 from wide.dashboard.progress import duration
-from wide.dashboard.svg import Curve, plot
-from wide.dashboard.tables import as_markdown, compared, differences, figures, node_rows
+from wide.dashboard.runs import given
+from wide.dashboard.svg import Curve, plot, round_numbers
+from wide.dashboard.tables import as_markdown, compared, differences, escaped, figures, node_rows
 from wide.dashboard.timeline import KINDS, PALETTE, ROW_PIXELS, Timeline, timeline
 from wide.store.reading import Reading
 from wide.wire import words
 
 MOST_EVENTS = 200
+MEANINGS = {
+    "late": "somebody else had computed the same by then: no work is lost",
+    "duplicate": "said twice, counted once",
+    "stale": "computed from weights that are too old by now; computed again",
+    "not finite": "not a number: never merged",
+}
 NUMBER = re.compile(r"[-+\d.,e]*( ?%| [kMG]?B| s| min| h)?$|–$")
 EVENTS = "SELECT at, kind, node, words FROM (SELECT rowid, * FROM events ORDER BY rowid DESC LIMIT ?) ORDER BY rowid"
 STYLE = """
@@ -77,8 +83,7 @@ def _page(run: Account) -> str:
 
 
 def _head(run: Account) -> str:
-    brief, began = run.brief, run.brief.began_at
-    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(began)) if began is not None else "nobody knows when"
+    brief, when = run.brief, moment(run.brief.began_at, "%Y-%m-%d %H:%M")
     exact = '<span class="badge good">exact</span>' if run.is_exact else '<span class="badge bad">not exact</span>'
     state = "good" if brief.state in ("done", "running") else "bad"
     sha = f" · weights <code>{_text(run.weights_sha256[:16])}…</code>" if run.weights_sha256 else ""
@@ -120,10 +125,10 @@ def _timeline(run: Account, found: Timeline | None) -> str:
         for i, node in enumerate(found.nodes)
     )
     span = found.ended_at - found.began_at
-    anchors = ("start", *["middle"] * 5, "end")
     ticks = "".join(
-        f'<text x="{left + 1200 * i / 6}" y="{height - 6}" text-anchor="{anchor}">{span * i / 6:.3g} s</text>'
-        for i, anchor in enumerate(anchors)
+        f'<text x="{left + 1200 * tick / span:.0f}" y="{height - 6}" text-anchor="middle">{tick:,.6g} s</text>'
+        for tick in round_numbers(0.0, span)
+        if tick <= 0.98 * span
     )
     legend = "".join(
         f'<span style="white-space:nowrap"><span style="display:inline-block;width:12px;height:12px;'
@@ -148,15 +153,14 @@ def _figures(run: Account) -> str:
 
 
 def _refused(run: Account) -> str:
-    rows = [[reason, f"{count:,}"] for reason, count in run.rejects.items()]
-    return f"<h2>What was refused</h2>{_table(['reason', 'times'], rows)}" if rows else ""
+    rows = [[reason, f"{count:,}", MEANINGS.get(reason, "")] for reason, count in run.rejects.items()]
+    return f"<h2>What was refused</h2>{_table(['reason', 'times', ''], rows)}" if rows else ""
 
 
 def _events(reading: Reading) -> str:
     rows = [
-        [time.strftime("%m-%d %H:%M:%S", time.localtime(at)), kind, "" if node is None else str(node), words.line(text)]
+        [moment(at, "%m-%d %H:%M:%S"), kind, "" if node is None else str(node), words.line(text)]
         for at, kind, node, text in reading.rows("events", EVENTS, MOST_EVENTS)
-        if finite(at) is not None
     ]
     return f"<h2>What happened</h2>{_table(['when', 'what', 'node', ''], rows)}" if rows else ""
 
@@ -165,8 +169,7 @@ def _origin(run: Account) -> str:
     session = run.session
     command = session.get("command")
     line = shlex.join(str(word) for word in command) if isinstance(command, list) else ""
-    about = {name: session.get(name) for name in ("options", "versions", "machine") if session.get(name)}
-    text = "\n".join(f"{name}: {json.dumps(value)}" for name, value in about.items())
+    text = "\n".join(f"{name}: {told}" for name, told in given(session).items())
     again = f", begun {run.sessions} times" if run.sessions > 1 else ""
     return f"<h2>How it was begun{again}</h2><pre>{_text(line)}</pre><pre class='quiet'>{_text(text)}</pre>"
 
@@ -190,8 +193,14 @@ def _comparison(runs: Sequence[Account]) -> str:
     wishes = f"<h2>What was asked</h2>{_table(['', *(run.name for run in runs)], asked)}" if asked else ""
     hashes = {run.weights_sha256 for run in runs}
     same = "<p>All have the same weights, to the bit.</p>" if len(hashes) == 1 and "" not in hashes else ""
-    body = f"<h1>{len(runs)} runs</h1>{same}{plots}<h2>In numbers</h2>{_table(*compared(runs))}{wishes}"
+    about = _table(["run", "job", "strategy", "exact", "state", "weights"], [_short(run) for run in runs])
+    body = f"<h1>{len(runs)} runs</h1>{about}{same}{plots}<h2>In numbers</h2>{_table(*compared(runs))}{wishes}"
     return _document(f"{len(runs)} runs", body)
+
+
+def _short(run: Account) -> list[str]:
+    exact = "exact" if run.is_exact else "not exact"
+    return [run.name, run.brief.job, run.brief.strategy, exact, run.brief.state, run.weights_sha256[:12] or "–"]
 
 
 # ── other forms ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -204,10 +213,10 @@ def _as_markdown(runs: Sequence[Account]) -> str:
             parts += ["## What was asked", as_markdown(["", *(run.name for run in runs)], asked)]
         return "\n\n".join(parts) + "\n"
     run = runs[0]
-    told = words.line(run.snapshot.verdict) if run.snapshot is not None else ""
-    head = f"{run.brief.strategy}, {run.brief.state}, {duration(run.brief.seconds)}. {run.brief.why}"
+    told = escaped(words.line(run.snapshot.verdict)) if run.snapshot is not None else ""
+    head = f"{run.brief.strategy}, {run.brief.state}, {duration(run.brief.seconds)}. {escaped(run.brief.why)}"
     table = as_markdown(["", ""], [[figure.name, figure.shown] for figure in figures(run)])
-    return "\n\n".join([f"# {run.name}", head, told, table, "## Nodes", as_markdown(*node_rows(run))]) + "\n"
+    return "\n\n".join([f"# {escaped(run.name)}", head, told, table, "## Nodes", as_markdown(*node_rows(run))]) + "\n"
 
 
 def _as_data(runs: Sequence[Account]) -> dict[str, Any]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
-import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from wide.config import Options
-from wide.dashboard.account import DIED, Brief, account, brief
+from wide.dashboard.account import DIED, Brief, account, brief, moment
 from wide.dashboard.progress import duration, number
 from wide.dashboard.tables import as_text, figures, node_rows
 from wide.errors import UsageError
@@ -25,12 +27,16 @@ def runs_in(folder: Path) -> list[Path]:
     if not folder.is_dir():
         raise UsageError(f"{folder}: there is no such folder; give one that holds runs (default: runs)")
     with os.scandir(folder) as entries:
-        found = [Path(entry.path) for entry in entries if entry.is_dir() and Path(entry.path, DATABASE).exists()]
-    return sorted(found, key=lambda path: (path / DATABASE).stat().st_mtime)
+        found = [Path(entry.path) for entry in entries if entry.is_dir()]
+    when = {}
+    for path in found:
+        with contextlib.suppress(OSError):  # none, or it was deleted just now
+            when[path] = (path / DATABASE).stat().st_mtime
+    return sorted(when, key=lambda path: when[path])
 
 
-def listed(folder: Path, is_all: bool = False) -> str:
-    """A line each, the newest last."""
+def listed(folder: Path, is_all: bool = False, width: int | None = None) -> str:
+    """A line each, the newest last; where there is not room for all, the least telling columns are left out."""
     paths = runs_in(folder)
     if not paths:
         return f"{folder}: no runs yet"
@@ -42,6 +48,10 @@ def listed(folder: Path, is_all: bool = False) -> str:
         except UsageError:
             rows.append([path.name, "", "", "cannot be read", "", "", "", "", ""])
     head = ["run", "job", "strategy", "state", "steps", "loss", "metrics", "begun", "took"]
+    for name in ("job", "begun", "metrics", "took", "strategy"):
+        if width is not None and max(map(len, as_text(head, rows).splitlines())) > width:
+            place = head.index(name)
+            head, rows = [*head[:place], *head[place + 1 :]], [[*row[:place], *row[place + 1 :]] for row in rows]
     more = f"\n… and {len(paths) - len(shown):,} older ones (--all)" if len(paths) > len(shown) else ""
     return as_text(head, rows) + more
 
@@ -53,16 +63,12 @@ def told(folder: Path) -> str:
     command = session.get("command")
     lines = [f"{short.job}: {short.strategy}{', exact' if run.is_exact else ''}, {short.state}"]
     if short.began_at is not None:
-        begun = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(short.began_at))
+        begun = moment(short.began_at, "%Y-%m-%d %H:%M:%S")
         again = f", {run.sessions} times in all" if run.sessions > 1 else ""
         lines.append(f"begun    {begun}{again}")
     if isinstance(command, list):
         lines.append(f"command  {line(shlex.join(str(word) for word in command))}")
-    for name in ("options", "versions", "machine"):
-        if isinstance(values := session.get(name), dict):
-            usual = DEFAULTS if name == "options" else {}
-            given = ", ".join(f"{key} {value}" for key, value in values.items() if value not in (None, usual.get(key)))
-            lines.append(f"{name:<8} {line(given) or 'as usual'}")
+    lines += [f"{name:<8} {words}" for name, words in given(session).items()]
     if run.weights_sha256:
         lines.append(f"weights  {run.weights_sha256}")
     lines += ["", as_text(["figure", "value"], [[figure.name, figure.shown] for figure in figures(run)])]
@@ -73,6 +79,17 @@ def told(folder: Path) -> str:
         lines += ["", line(run.snapshot.verdict)]
     lines += ["", *_last_words(short)]
     return "\n".join(lines)
+
+
+def given(session: Mapping[str, Any]) -> dict[str, str]:
+    """What a run was begun with: options that are not as usual, versions, machine."""
+    found = {}
+    for name in ("options", "versions", "machine"):
+        if isinstance(values := session.get(name), dict):
+            usual = DEFAULTS if name == "options" else {}
+            told = ", ".join(f"{key} {value}" for key, value in values.items() if value not in (None, usual.get(key)))
+            found[name] = line(told) or "as usual"
+    return found
 
 
 def _last_words(run: Brief) -> list[str]:
@@ -90,7 +107,7 @@ def _last_words(run: Brief) -> list[str]:
 
 
 def _row(run: Brief) -> list[str]:
-    when = time.strftime("%m-%d %H:%M", time.localtime(run.began_at)) if run.began_at is not None else "?"
+    when = moment(run.began_at, "%m-%d %H:%M")
     metrics = ", ".join(f"{name} {number(value)}" for name, value in run.metrics.items())
     took = duration(run.seconds)
     loss = number(run.loss) if run.steps else "–"

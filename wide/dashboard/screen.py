@@ -21,9 +21,10 @@ from wide.telemetry.snapshot import Event, NodeView, Snapshot
 from wide.wire import words
 
 BARS = "▁▂▃▄▅▆▇█"
-LEAST_EVENTS = 3
+LEAST_EVENTS, ROOMY = 3, 20  # so many, if there are so many lines
 NAME_CELLS, HOST_CELLS = 16, 16
-BAR_CELLS = 40
+BAR_CELLS = 100
+WELL = "all is well"
 WORRIES = {"left", "silent", "rejected"}
 
 
@@ -84,7 +85,7 @@ def screen(run: Snapshot, phase: tuple[str, float], now: float, width: int, heig
     head: list[RenderableType] = [_title(run, width), *_progress(run, width), _line(_loss(run, width))]
     why = _why(run, width)
     room = height - len(head) - len(why) - 2  # the table's own head, and a line that stays free
-    events = run.events[-LEAST_EVENTS:]
+    events = run.events[-LEAST_EVENTS:] if height >= ROOMY else ()
     rows = min(len(run.nodes), max(1, room - len(events)))
     events = run.events[-max(0, room - rows) :] if room > rows else ()
     return Group(*head, _nodes(run, width, rows), *why, *(_event(event) for event in events))
@@ -153,17 +154,20 @@ def _resampled(values: Sequence[float], count: int) -> list[float]:
 
 def _why(run: Snapshot, width: int) -> list[Text]:
     """In two lines at most."""
-    style = "yellow" if run.why_slow else "green"
+    style = "green" if run.verdict.startswith(WELL) else "yellow"
     lines = textwrap.wrap(words.line(run.verdict), max(20, width), max_lines=2, placeholder=" …")
     return [_line(Text(part, style=style)) for part in lines]
 
 
 def _nodes(run: Snapshot, width: int, rows: int) -> Table:
-    """The first ones by number; if there are too many, those who are silent or slow come first."""
+    """By number; if there are too many, those that should be seen."""
     views: Sequence[NodeView] = sorted(run.nodes, key=lambda view: view.totals.node)
     left_out = len(views) - rows + 1 if len(views) > rows else 0
-    if left_out:
-        views = sorted(views, key=lambda view: (not view.is_silent, view.recent.batches_per_s))[: rows - 1]
+    if left_out:  # some of those that are silent, then those that do most
+        silent = [view for view in views if view.is_silent][: max(1, rows // 4)]
+        busy = sorted((view for view in views if view not in silent), key=lambda view: -view.recent.batches_per_s)
+        views = [*silent, *busy][: rows - 1 if rows > 2 else rows]
+        left_out = len(run.nodes) - len(views) if rows > 2 else 0
     cells = {column: [column.cell(view, run) for view in views] for column in COLUMNS}
     columns = _that_fit(cells, width)
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")

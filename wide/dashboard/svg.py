@@ -13,6 +13,7 @@ DASHES = ("", "6 3", "2 3", "8 3 2 3")  # and once these are used up, the lines 
 MOST_POINTS = 600
 LEFT, RIGHT, TOP, BOTTOM = 58, 12, 26, 34
 TICKS = 5
+LARGEST, SMALLEST = 1e300, 1e-290
 
 
 class Curve(NamedTuple):
@@ -28,13 +29,13 @@ def plot(
 ) -> str:
     """One picture with all of them; says so if there is nothing to draw."""
     drawn = [few for curve in curves if (few := _few(curve)).x]
-    sound = [(x, y) for curve in drawn for x, y in zip(curve.x, curve.y, strict=True) if math.isfinite(y)]
+    sound = [(x, y) for curve in drawn for x, y in zip(curve.x, curve.y, strict=True) if is_sound(y)]
     if not sound:
         return f"<p>{html.escape(title)}: nothing to draw</p>"
     low_x, high_x = min(x for x, _ in sound), max(x for x, _ in sound)
     low_y, high_y = min(y for _, y in sound), max(y for _, y in sound)
-    ticks_x = _ticks(low_x, high_x)
-    ticks_y = _ticks(min(0.0, low_y) if from_zero else low_y, high_y)
+    ticks_x = round_numbers(low_x, high_x)
+    ticks_y = round_numbers(min(0.0, low_y) if from_zero else low_y, high_y)
     low_y, high_y = min(low_y, ticks_y[0]), max(high_y, ticks_y[-1])
     across = (width - LEFT - RIGHT) / ((high_x - low_x) or 1.0)
     up = (height - TOP - BOTTOM) / ((high_y - low_y) or 1.0)
@@ -73,6 +74,11 @@ def plot(
     return "".join(parts) + "</svg>" + (_legend(drawn) if len(drawn) > 1 else "")
 
 
+def is_sound(value: float) -> bool:
+    """Can it be drawn? Differences of what is larger would not be finite."""
+    return abs(value) < LARGEST
+
+
 def _legend(curves: Sequence[Curve]) -> str:
     marks = (
         f'<span style="white-space:nowrap"><svg width="18" height="8"><line x1="0" x2="18" y1="4" y2="4" '
@@ -94,7 +100,7 @@ def _stretches(curve: Curve) -> list[list[tuple[float, float]]]:
     """Between the gaps."""
     found: list[list[tuple[float, float]]] = [[]]
     for x, y in zip(curve.x, curve.y, strict=True):
-        if math.isfinite(y):
+        if is_sound(y):
             found[-1].append((x, y))
         elif found[-1]:
             found.append([])
@@ -108,15 +114,15 @@ def _few(curve: Curve) -> Curve:
         return curve
     x, y = [], []
     for i in range(0, len(curve.x), size):
-        sound = [value for value in curve.y[i : i + size] if math.isfinite(value)]
+        sound = [value for value in curve.y[i : i + size] if is_sound(value)]
         x.append(sum(curve.x[i : i + size]) / len(curve.x[i : i + size]))
         y.append(sum(sound) / len(sound) if sound else math.nan)
     return Curve(curve.name, x, y)
 
 
-def _ticks(low: float, high: float) -> list[float]:
+def round_numbers(low: float, high: float) -> list[float]:
     """Round numbers from just below to just above."""
-    if not high - low > abs(high) * 1e-12:
+    if not high - low > max(abs(high) * 1e-12, SMALLEST):
         return [low]
     rough = (high - low) / TICKS
     size = 10.0 ** math.floor(math.log10(rough))

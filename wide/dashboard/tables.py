@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 from statistics import fmean, pvariance
@@ -91,7 +92,8 @@ def change(before: Figure | None, after: Figure | None) -> str:
     """`+40.8 %`; nothing, where that says nothing."""
     if before is None or after is None or not before.value or after.value is None:
         return "–"
-    return f"{100 * (after.value / before.value - 1):+.1f} %"
+    percent = round(100 * (after.value / before.value - 1), 1)
+    return f"{percent:+.1f} %" if percent else "="
 
 
 def differences(runs: Sequence[Account]) -> list[list[str]]:
@@ -108,7 +110,7 @@ def differences(runs: Sequence[Account]) -> list[list[str]]:
 
 def as_markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines)
+    return "\n".join("| " + " | ".join(escaped(cell) for cell in line) + " |" for line in lines)
 
 
 def as_text(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -127,8 +129,9 @@ def size(nbytes: float) -> str:
     return f"{nbytes:.0f} B"
 
 
-def _cell(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
+def escaped(text: str) -> str:
+    """Text that Markdown shows as it is."""
+    return re.sub(r"([\\`*_\[\]|!])", r"\\\1", text).replace("<", "&lt;")
 
 
 def _plain(options: Any) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from wide.telemetry.snapshot import Snapshot, Window
 
 REFRESH_S = 0.5  # where another process draws
 OWN_REFRESH_S = 1.0  # where it is the one that trains
+LEAVE_S = 2.0
 PIPED_S = 30.0
 FIRST_S = 5.0  # whatever is shown seldom is shown after this for the first time
 
@@ -131,7 +132,7 @@ def _every(seconds: float, deed: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         stop.set()
-        thread.join()
+        thread.join(LEAVE_S)  # a terminal that takes nothing any more (Ctrl-S) is no reason to stay
 
 
 @contextlib.contextmanager

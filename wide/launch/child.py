@@ -34,6 +34,7 @@ from wide.telemetry.log import log, logging_to
 from wide.transport.endpoint import Endpoint
 from wide.transport.tcp import SILENCE_S
 
+NOTEBOOK = "notebook"  # a job that has no name there
 RETRY_S = math.inf  # a node of our own ends with its coordinator, however long that opens its data
 
 
@@ -68,11 +69,12 @@ def coordinate(
         sys.stderr = relay
     try:
         post = relay.post if relay is not None and shows else None
-        origin = Origin(command, spec, isinstance(job, bytes), end, post)
+        variable = "job" if spec or name == NOTEBOOK else name
+        origin = Origin(command, spec, isinstance(job, bytes), end, post, variable)
         loaded = _job(job)
         with contextlib.suppress(OSError):  # killed meanwhile: this process is about to notice, too
             parent.send_bytes(msgspec.json.encode(("loaded",)))
-        answer: tuple[object, ...] = ("result", _train(loaded, job, name, options, origin))
+        answer: tuple[object, ...] = ("result", _train(loaded, job, name, options, origin, relay))
     except WideError as error:
         answer = ("error", error.exit_code, str(error), error.details)
     except KeyboardInterrupt:
@@ -84,12 +86,14 @@ def coordinate(
         parent.send_bytes(msgspec.json.encode(answer))
 
 
-def _train(loaded: Job, job: str | bytes, name: str, options: Options, origin: Origin) -> str:
+def _train(loaded: Job, job: str | bytes, name: str, options: Options, origin: Origin, relay: Relay | None) -> str:
     training = Training(loaded, name, options, origin)
     launcher = LocalNodes(job, options, default_nodes(options))
     evaluates = loaded.evaluate is not None and not options.only_plans
     with contextlib.closing(Crew(job, options, launcher, evaluates)) as crew:
         threading.Thread(target=end_with_parent, daemon=True).start()
+        if relay is not None:
+            relay.start()
         result = training.train(crew)
         return training.plan_words if options.only_plans else result.to_json()
 

@@ -34,14 +34,14 @@ class Picture:
 
 
 def history(folder: Path, steps: int = ALL) -> Any:
-    """One row for each step: step, epoch, samples, loss, seconds, at, and what evaluate() said after it. A DataFrame if
-    pandas is there, else a list of dicts.
+    """One row for each step, counted from 1 as on the screen: step, epoch, samples, loss, seconds, at, and what
+    evaluate() said after it. A DataFrame if pandas is there, else a list of dicts.
     """
     with Reading(folder) as run:
         rows = {
             step: {
-                "step": step,
-                "epoch": epoch,
+                "step": step + 1,
+                "epoch": epoch + 1,
                 "samples": samples,
                 "loss": _number(loss),
                 "seconds": seconds,

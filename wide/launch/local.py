@@ -176,12 +176,14 @@ def _run_in_child(job: str | bytes, name: str, options: Options, script: str = "
 def _answer(pipe: Connection, hearing: Hearing | None, look_up: Callable[[], None], tells: bool) -> list[Any] | None:
     """What the coordinator says in the end; what it says before that, where its own stderr is not ours, is shown."""
     began, due_s = time.monotonic(), FIRST_S if tells else math.inf
+    looked_at = began
     try:
         while True:
             ready = wait([pipe, *(hearing.pipes if hearing is not None else ())], ASK_AGAIN_S)
             if hearing is not None:
                 hearing.hear()
-            if not ready:
+            if (now := time.monotonic()) - looked_at >= ASK_AGAIN_S:
+                looked_at = now
                 look_up()
             if (waited_s := time.monotonic() - began) > due_s:
                 due_s += PIPED_S
@@ -208,11 +210,16 @@ class Hearing:
 
     def hear(self) -> None:
         """All that was said until now."""
-        try:
-            while self.pipes and self.pipes[0].poll():
-                self._show(heard(self.pipes[0].recv_bytes()))
-        except (EOFError, OSError):
-            self.pipes.clear()
+        while self.pipes:
+            try:
+                if not self.pipes[0].poll():
+                    return
+                said = heard(self.pipes[0].recv_bytes())
+            except (EOFError, OSError):
+                self.pipes.pop().close()
+                return
+            with contextlib.suppress(OSError, ValueError):  # a screen that is gone, a disk that is full
+                self._show(said)
 
     def _show(self, said: str | tuple[Snapshot, tuple[str, float]]) -> None:
         if isinstance(said, str):
@@ -277,4 +284,4 @@ class _Signals:
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
         self.received.append(number)
         if len(self.received) == 1:
-            self.ask_again()
+            self.ask_again()  # and once a second from then on

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import html
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +38,7 @@ class Result:
     weights_sha256: str
     metrics: dict[str, float | None]  # None: not a finite number
     nodes: list[NodeTotals]
-    build: Any = None
+    build: Any = field(default=None, repr=False, compare=False)
 
     @functools.cached_property
     def model(self) -> Any:
@@ -64,7 +65,7 @@ class Result:
         try:
             return shown(self.summary(), Path(self.run_dir))
         except UsageError as error:  # its folder is gone
-            return f"<div>{self.summary()}</div><div>{error}</div>"
+            return f"<div>{html.escape(self.summary())}</div><div>{html.escape(str(error))}</div>"
 
     def to_json(self) -> str:
         fields = {name: value for name, value in vars(self).items() if name not in KEPT_BACK}

@@ -55,10 +55,13 @@ def tracking(name: str | None, folder: Path) -> Iterator[None]:
         ) as process,
     ):
         log.info("tracked by %s; what it says is in %s", name, folder / LOG)
+        watching = threading.Thread(target=_tell_failure, args=(process, name, folder), daemon=True)
+        watching.start()
         try:
             yield
         finally:
-            _end(process, name, folder)
+            _end(process)
+            watching.join()
 
 
 def check(name: str | None) -> None:
@@ -67,15 +70,17 @@ def check(name: str | None) -> None:
         raise UsageError(f"--track {name}: the package {name} is not installed here: pip install {name}")
 
 
-def _end(process: subprocess.Popen[bytes], name: str, folder: Path) -> None:
+def _end(process: subprocess.Popen[bytes]) -> None:
     try:
-        process.wait(GRACE_S + EVERY_S)
+        process.wait(GRACE_S + 2 * EVERY_S)
     except subprocess.TimeoutExpired:
         process.kill()
-        log.warning("%s did not finish within %.0f s, and was ended", name, GRACE_S)
-        return
-    if process.returncode:
-        log.warning("%s has failed, and not all was tracked: %s says why", name, folder / LOG)
+
+
+def _tell_failure(process: subprocess.Popen[bytes], name: str, folder: Path) -> None:
+    """As soon as it happens, which may be long before the run is over."""
+    if process.wait():
+        log.warning("%s has failed, and not all is tracked: %s says why", name, folder / LOG)
 
 
 # ── the process ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -98,7 +103,7 @@ def _track(name: str, folder: Path, problem: list[BaseException]) -> None:
     try:
         tracker = TRACKERS[name](folder)
         with Reading(folder) as run:
-            points = Points(run)
+            points = Points(run, _since(folder))
             while True:
                 is_over = _is_over(folder)
                 for point in points.new():
@@ -114,34 +119,40 @@ def _track(name: str, folder: Path, problem: list[BaseException]) -> None:
 
 def _is_over(folder: Path) -> bool:
     told = sessions(folder)
-    return bool(told) and (told[-1].get("state") != RUNNING or not is_held(folder))
+    return (bool(told) and told[-1].get("state") != RUNNING) or not is_held(folder)
+
+
+def _since(folder: Path) -> float:
+    """A run that goes on was tracked before: from now on only."""
+    told = sessions(folder)
+    return float(told[-1].get("began_at", 0.0)) if len(told) > 1 else 0.0
 
 
 class Points:
-    """What has come since the last look. Losses of quick steps become one point a second, their mean."""
+    """What has come since the last look, and since that moment. Losses of quick steps become one point a second, their
+    mean; evaluations come when they are done, at the step that they are about.
+    """
 
-    def __init__(self, run: Reading) -> None:
+    def __init__(self, run: Reading, since: float = 0.0) -> None:
         self._run = run
+        self._since = since
         self._step, self._evaluation = -1, 0
-        self._logged = 0  # the highest step: libraries do not like to go back
 
     def new(self) -> list[Point]:
         found: dict[int, dict[str, float]] = {}
         for step, loss in self._losses():
             found.setdefault(step, {})["loss"] = loss
-        query = "SELECT rowid, step, metric, value FROM evaluations WHERE rowid > ? ORDER BY rowid"
-        for row, step, metric, value in self._run.rows("evaluations", query, self._evaluation):
+        query = "SELECT rowid, step, metric, value FROM evaluations WHERE rowid > ? AND at >= ? ORDER BY rowid"
+        for row, step, metric, value in self._run.rows("evaluations", query, self._evaluation, self._since):
             self._evaluation = row
             if value is not None:
-                found.setdefault(max(step, self._logged), {})[f"evaluate/{metric}"] = value
-        points = [Point(step, found[step]) for step in sorted(found)]
-        self._logged = points[-1].step if points else self._logged
-        return points
+                found.setdefault(step, {})[f"evaluate/{metric}"] = value
+        return [Point(step, found[step]) for step in sorted(found)]
 
     def _losses(self) -> list[tuple[int, float]]:
-        query = "SELECT step, loss, merged_at FROM steps WHERE step > ? ORDER BY step"
+        query = "SELECT step, loss, merged_at FROM steps WHERE step > ? AND merged_at >= ? ORDER BY step"
         seconds: dict[int, list[tuple[int, float]]] = {}
-        for step, loss, at in self._run.rows("steps", query, self._step):
+        for step, loss, at in self._run.rows("steps", query, self._step, self._since):
             self._step = step
             if loss is not None:
                 seconds.setdefault(int(at), []).append((step + 1, loss))
@@ -153,10 +164,13 @@ class Wandb:
         import wandb
 
         project = None if os.environ.get("WANDB_PROJECT") else _project(folder)
-        self._run = wandb.init(project=project, name=folder.resolve().name, dir=str(folder), config=_config(folder))
+        name = folder.resolve().name
+        given = {"project": project, "name": name, "id": name, "resume": "allow"}  # should the run go on, so does this
+        self._run = wandb.init(**given, dir=str(folder), config=_config(folder))
+        self._run.define_metric("*", step_metric="step")  # its own steps may not go back
 
     def log(self, point: Point) -> None:
-        self._run.log(point.values, step=point.step)
+        self._run.log(point.values | {"step": point.step})
 
     def finish(self) -> None:
         self._run.finish()

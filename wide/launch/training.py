@@ -74,6 +74,7 @@ class Origin:
     is_python: bool = False
     end: Callable[[int, str], NoReturn] | None = None
     post: Post | None = None
+    variable: str = "job"  # what the caller calls it
 
     @property
     def file(self) -> Path | None:
@@ -81,7 +82,7 @@ class Origin:
 
     def resume(self, folder: Path) -> str:
         """How to go on, in the caller's language."""
-        return f'wide.run(job, resume="{folder}")' if self.is_python else f"--resume {folder}"
+        return f'wide.run({self.variable}, resume="{folder}")' if self.is_python else f"--resume {folder}"
 
 
 class Training:

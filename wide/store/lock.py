@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import socket
+import struct
 import sys
+import time
 from pathlib import Path
 from typing import IO
 
 from wide.errors import UsageError
 
+TRIES, TRY_S = 4, 0.05
 _held: set[Path] = set()
 
 
@@ -27,7 +29,7 @@ class FolderLock:
         path = folder / "lock"
         self._file: IO[str] = open(path, "a+", encoding="utf-8")  # noqa: SIM115  (held as long as this object)
         try:
-            _lock(self._file)
+            _patiently(self._file)
         except OSError:
             self._file.seek(0)
             holder = self._file.read().strip() or "another process"
@@ -45,18 +47,25 @@ class FolderLock:
         self._file.close()
 
 
+def _patiently(file: IO[str]) -> None:
+    """Somebody may only be looking."""
+    for _ in range(TRIES - 1):
+        with contextlib.suppress(OSError):
+            _lock(file)
+            return
+        time.sleep(TRY_S)
+    _lock(file)
+
+
 def is_held(folder: Path) -> bool:
-    """Does somebody coordinate the run in this folder right now?"""
+    """Does somebody coordinate the run in this folder right now? As far as whoever may read it can tell."""
     if folder.resolve() in _held:
         return True
     try:
-        with open(folder / "lock", "r+", encoding="utf-8") as file:
-            _lock(file)
+        with open(folder / "lock", encoding="utf-8") as file:
+            return _is_locked(file)
+    except OSError:
         return False
-    except FileNotFoundError:
-        return False
-    except OSError as error:
-        return error.errno in (errno.EAGAIN, errno.EACCES, errno.EDEADLK)
 
 
 if sys.platform == "win32":
@@ -68,8 +77,29 @@ if sys.platform == "win32":
         os.lseek(file.fileno(), FAR, os.SEEK_SET)
         msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
         os.lseek(file.fileno(), 0, os.SEEK_SET)
+
+    def _is_locked(file: IO[str]) -> bool:
+        try:
+            _lock(file)
+        except OSError:
+            return True
+        os.lseek(file.fileno(), FAR, os.SEEK_SET)
+        msvcrt.locking(file.fileno(), msvcrt.LK_UNLCK, 1)
+        return False
 else:
     import fcntl
 
     def _lock(file: IO[str]) -> None:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def _is_locked(file: IO[str]) -> bool:
+        """Asked where that is possible, tried where not: then whoever begins at this very moment has to try again."""
+        if sys.platform == "linux":
+            asked = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+            kind: int = struct.unpack("hhqqi4x", fcntl.fcntl(file, fcntl.F_GETLK, asked))[0]
+            return kind != fcntl.F_UNLCK
+        try:
+            fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        return False

@@ -5,7 +5,9 @@ Whoever writes is not disturbed. What cannot be read is told in one line, with w
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
@@ -16,6 +18,17 @@ from wide.errors import UsageError
 DATABASE = "run.db"
 FORMAT = 1  # of run.db; a higher one was written by a newer version
 MANY = 50_000
+
+
+def found(run: str | Path) -> Path:
+    """The folder of a run: by its path, or by its name in `runs`; `latest` is the newest one there."""
+    path, among = Path(run), Path("runs")
+    if path.exists() or not among.is_dir():
+        return path
+    if str(run) == "latest":
+        newest = sorted(among.glob(f"*/{DATABASE}"), key=lambda file: file.stat().st_mtime)
+        return newest[-1].parent if newest else path
+    return among / path if (among / path / DATABASE).exists() else path
 
 
 class Reading:
@@ -60,18 +73,29 @@ class Reading:
 
 
 def _opened(path: Path) -> sqlite3.Connection:
-    """Reading a run beside its writer needs a file of theirs; where that cannot be made (a disk that is only for
-    reading), nobody writes either.
+    """Reading a run beside its writer needs a file of theirs. Where that cannot be made (a disk that is only for
+    reading), nobody writes either, and a copy is read, with what the writer had not put in its place yet.
     """
-    name = quote(str(path.resolve()))
-    for how in ("mode=ro", "immutable=1"):
-        try:
-            db = sqlite3.connect(f"file:{name}?{how}", uri=True, timeout=5.0)
-            db.execute("SELECT count(*) FROM sqlite_master").fetchone()
-            return db
-        except sqlite3.OperationalError as error:
-            problem: Exception = error
-        except sqlite3.Error as error:
-            problem = error
-            break
-    raise UsageError(f"{path} cannot be read ({problem}): it is damaged, or not a run's") from None
+    try:
+        return _connected(path)
+    except sqlite3.OperationalError:
+        pass
+    except sqlite3.Error as error:
+        raise UsageError(f"{path} cannot be read ({error}): it is damaged, or not a run's") from None
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            for part in (path, path.with_name(f"{path.name}-wal")):
+                if part.exists():
+                    shutil.copy(part, folder)
+            found, copy = _connected(Path(folder) / path.name), sqlite3.connect(":memory:")
+            found.backup(copy)
+            found.close()
+            return copy
+    except (sqlite3.Error, OSError) as error:
+        raise UsageError(f"{path} cannot be read ({error}): it is damaged, or not a run's") from None
+
+
+def _connected(path: Path) -> sqlite3.Connection:
+    db = sqlite3.connect(f"file:{quote(str(path.resolve()))}?mode=ro", uri=True, timeout=5.0)
+    db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    return db

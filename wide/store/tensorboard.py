@@ -7,6 +7,7 @@ tag (1, string) and a simple_value (2, float). Checksums are CRC-32C, turned by 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import struct
@@ -56,13 +57,20 @@ class EventFile:
             return
         try:
             if self._file is None:
-                self._file = open(self._path, "wb")  # noqa: SIM115  (open as long as this object)
+                self._file = self._new()
                 self._file.write(self._begin)
             self._file.write(data)
             self._file.flush()
         except OSError as error:
             self._has_failed = True
             self._tell(f"{self._path} is not written any more ({error.strerror}): TensorBoard sees what it has")
+
+    def _new(self) -> BinaryIO:
+        """Another process, or this one a moment ago, may have had that name."""
+        for more in ("", *(f".{i}" for i in range(2, 100))):
+            with contextlib.suppress(FileExistsError):
+                return open(f"{self._path}{more}", "xb")
+        raise FileExistsError(17, "too many files")
 
     def _close(self) -> None:
         if self._file is not None:

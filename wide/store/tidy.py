@@ -153,13 +153,13 @@ def _halve_steps(db: sqlite3.Connection, safe_step: int, most: int) -> None:
 
 
 def _halve(db: sqlite3.Connection, table: str, series: str, most: int) -> None:
-    """Of the older half of each series, every second point goes."""
+    """Of the older half of each series, every second point goes; its newest stays, which says how far it came."""
     if (count := _count(db, table)) <= most:
         return
     (below,) = db.execute(f"SELECT rowid FROM {table} ORDER BY rowid LIMIT 1 OFFSET ?", (count // 2,)).fetchone()
     db.execute(
         f"""DELETE FROM {table} WHERE rowid IN (SELECT id FROM (
-            SELECT rowid AS id, row_number() OVER (PARTITION BY {series} ORDER BY rowid) AS i
+            SELECT rowid AS id, row_number() OVER (PARTITION BY {series} ORDER BY rowid DESC) AS i
             FROM {table} WHERE rowid < ?
         ) WHERE i % 2 = 0)""",
         (below,),

@@ -54,7 +54,12 @@ def verdict(run: Snapshot) -> str:
         return ""
     if used >= WELL:
         return f"all is well: the pool does {used:.0%} of what its nodes can compute"
-    return f"the pool does {used:.0%} of what its nodes can compute, and nothing stands out that would be in its way"
+    beside = [view for view in _present(run) if view.link is not None and view.link.is_here]
+    if beside and len(beside) >= max(view.cores for view in beside):
+        reason = f"the coordinator, and whatever else runs on {beside[0].host or 'its machine'}, share their cores"
+    else:
+        reason = "the rest of their time they wait for each other: more batches_per_step would even that out"
+    return f"the pool does {used:.0%} of what its nodes can compute; {reason}"
 
 
 def explained(run: Snapshot) -> tuple[tuple[str, ...], str]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from wide.telemetry.snapshot import NodeView, Snapshot
 
 IDLE_S, EACH_S = 30.0, 0.5  # until a node is of no use; more for each node: they may have to take turns
-TELL_S = 5.0  # nodes are told how they are doing
+TELL_S = 2.0  # nodes are told how they are doing
 
 
 class Contribution(NamedTuple):

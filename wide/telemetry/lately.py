@@ -51,6 +51,8 @@ class Lately:
         evaluating_s: float = 0.0,
     ) -> Pace:
         now = Counted(at, steps, batches, busy_s, evaluating_s, {totals.node: totals for totals in nodes})
+        if len(self._seen) == 1 and self._seen[0].batches == batches:
+            self._seen.clear()  # it has not begun yet
         if not self._seen or at - self._seen[-1].at >= EVERY_S:
             self._seen.append(now)
         while len(self._seen) > 2 and self._seen[1].at <= at - self._recent_s:

@@ -10,6 +10,7 @@ import logging
 import logging.handlers
 import os
 import re
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,6 +80,10 @@ class _Words(logging.StreamHandler[Any]):
         self.terminator = "" if is_status and self._lives else "\n"
         self._has_line = is_status and self._lives
         super().emit(record)
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        return text[: shutil.get_terminal_size().columns - 1] if self._has_line else text
 
     def close(self) -> None:
         if self._has_line:

@@ -8,7 +8,6 @@ the coordinator itself.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -129,7 +128,24 @@ def decoded(text: bytes | str) -> Snapshot:
     return msgspec.json.decode(text, type=Snapshot)
 
 
-def few(values: Sequence[float], count: int) -> tuple[float, ...]:
-    """As few points as that, each the mean of those it stands for."""
-    size = max(1, -(-len(values) // count))
-    return tuple(sum(part) / len(part) for i in range(0, len(values), size) if (part := values[i : i + size]))
+class Bins:
+    """A long series in few points, each the mean of those it stands for. Adding one costs the same, however many."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._size = most, 1  # how many values a bin has
+        self._full: list[float] = []
+        self._sum, self._count = 0.0, 0
+
+    def add(self, value: float) -> None:
+        self._sum += value
+        self._count += 1
+        if self._count == self._size:
+            self._full.append(self._sum / self._size)
+            self._sum, self._count = 0.0, 0
+            if len(self._full) == 2 * self._most:
+                self._full = [(a + b) / 2 for a, b in zip(self._full[::2], self._full[1::2], strict=True)]
+                self._size *= 2
+
+    @property
+    def means(self) -> tuple[float, ...]:
+        return (*self._full, *([self._sum / self._count] if self._count else []))
