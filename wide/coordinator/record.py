@@ -17,7 +17,7 @@ from wide.job.schedule import Schedule, Step
 from wide.strategy.description import Strategy
 from wide.telemetry.clock import Clock
 from wide.telemetry.divergence import Divergence
-from wide.telemetry.journey import Journey
+from wide.telemetry.journey import Journey, Logbook, Place
 from wide.telemetry.log import log
 from wide.telemetry.snapshot import Bins
 from wide.telemetry.totals import Part
@@ -35,6 +35,7 @@ class Db(Protocol):
     def write(self, statement: str, rows: Sequence[tuple[Any, ...]]) -> None: ...
     def read(self, query: str, *values: Any) -> list[tuple[Any, ...]]: ...
     def settle(self, timeout_s: float) -> bool: ...
+    def insert_packed(self, table: str, at: float, count: int, words: str, data: bytes) -> None: ...
     def rewind(self, version: int, steps: int) -> None: ...
     def keep_from(self, step: int) -> None: ...
     def beside(self, deed: Callable[[], None]) -> None: ...
@@ -72,6 +73,7 @@ class Record:
         self._spent_s = 0.0  # by processes before this one
         self._merged: list[Merged] = []
         self._refused: list[tuple[RejectUpdate, Journey, float, float]] = []
+        self._logbook = Logbook()
         self._closed: list[tuple[Step, Strategy, float, float]] = []
         self._weighted_losses: dict[int, dict[int, list[float]]] = {}  # by step, by a block's first batch
         self._evaluation_problem = ""
@@ -161,10 +163,11 @@ class Record:
         merged, self._merged = self._merged, []
         closed, self._closed = self._closed, []
         rows: list[tuple[int | float, ...]] = []
-        for merge, strategy, sizes, losses, _, at, _ in merged:
+        for merge, strategy, sizes, losses, journey, at, now in merged:
             weighted = [loss * n for loss, n in zip(losses, sizes, strict=True)]
             done = 0
-            for step, first, end in self.schedule.stretches(*merge.block):
+            stretches = self.schedule.stretches(*merge.block)
+            for step, first, end in stretches:
                 mine = slice(done, done + end - first)
                 done += end - first
                 samples = sum(sizes[mine])
@@ -179,28 +182,25 @@ class Record:
             if not strategy.needs_whole_steps:
                 self.batches += done
                 self.samples += sum(sizes)
+            where = Place(stretches[0].step.number, stretches[0].first, done)
+            granted_at = merge.granted_at if merge.granted_at is not None else journey.came_at
+            self._logbook.add(merge.lease, merge.node, where, merge.version, journey, granted_at, now, at - now)
         self.db.insert("ledger", rows)
         self.db.insert("steps", [self._close(*item) for item in closed])
-        self.db.insert("leases", self._leases(merged))
         self.journal.losses(self.losses[len(self.losses) - len(closed) :], len(self.losses))
+        self._write_leases(bool(merged))
 
-    def _leases(self, merged: Sequence[Merged]) -> list[tuple[Any, ...]]:
+    def _write_leases(self, are_any: bool) -> None:
         """How each update came about, those that did not count included."""
-        done: list[tuple[MergeUpdate | RejectUpdate, Journey, float, float]] = [
-            (it.merge, it.journey, it.at, it.now) for it in merged
-        ]
         refused, self._refused = self._refused, []
-        rows = []
-        for action, journey, at, now in [*done, *refused]:
-            granted_at = action.granted_at if action.granted_at is not None else journey.came_at
-            stations = journey.stations(granted_at, now)
-            block, refusal = action.block, action.reason if isinstance(action, RejectUpdate) else None
-            step, first, _ = self.schedule.stretches(*block)[0] if block is not None else (None, 0, 0)
-            version = action.version if isinstance(action, MergeUpdate) else None
-            place = (step.number if step is not None else None, first, block.size if block is not None else 0)
-            wall = at - (now - granted_at)
-            rows.append((action.lease, action.node, *place, version, journey.codec, wall, *stations, refusal))
-        return rows
+        for reject, journey, at, now in refused:
+            if reject.block is not None and reject.granted_at is not None:
+                step, first, _ = self.schedule.stretches(*reject.block)[0]
+                where = Place(step.number, first, reject.block.size)
+                times = (reject.granted_at, now, at - now)
+                self._logbook.add(reject.lease, reject.node, where, -1, journey, *times, reject.reason)
+        if are_any or refused:
+            self.db.insert_packed("leases", self._clock.wall(), *self._logbook.take())
 
     def _close(self, step: Step, strategy: Strategy, seconds: float, at: float) -> tuple[int | float, ...]:
         by_first = self._weighted_losses.pop(step.number)

@@ -18,7 +18,7 @@ from wide.dashboard.progress import line
 from wide.telemetry.log import log
 from wide.telemetry.snapshot import Snapshot, Window
 
-REFRESH_S = 0.5  # where another process draws
+REFRESH_S = 1.0  # where another process draws
 OWN_REFRESH_S = 1.0  # where it is the one that trains
 LEAVE_S = 2.0
 PIPED_S = 30.0

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wide.store.reading import Reading
+from wide.telemetry.journey import FIELDS
 
 COLUMNS = 1200
 MOST_ROWS = 64
@@ -22,8 +23,8 @@ ROW_PIXELS, GAP_PIXELS = 14, 3
 KINDS = ("compute", "encode", "send", "receive, or wait for its turn", "wait for the others", "refused")
 PALETTE = ("#009e73", "#e69f00", "#0072b2", "#56b4e9", "#bbbbbb", "#d55e00")
 COMPUTE, ENCODE, SEND, RECEIVE, IDLE, REFUSED = range(1, 7)
-QUERY = """SELECT node, granted_at, received_us, computed_us, encoded_us, sent_us, refused IS NOT NULL
-    FROM leases ORDER BY rowid"""
+COLUMNS_READ = ("node", "granted_at", "received_us", "computed_us", "encoded_us", "sent_us", "refused")
+MOST_NBYTES = 256 << 20  # in one row, unpacked
 SERIES = """SELECT node, at, metric, value FROM samples
     WHERE node IS NOT NULL AND metric IN ('compute_s', 'codec_s', 'travel_s') ORDER BY rowid"""
 
@@ -67,8 +68,18 @@ def timeline(run: Reading) -> Timeline | None:
 
 def _leases(run: Reading) -> Floats | None:
     """(leases, 7): node, granted_at, then microseconds after that, and whether it was refused."""
-    found = [np.array(rows, dtype=np.float64) for rows in run.many("leases", QUERY)]
-    return np.concatenate(found) if found else None
+    kind = np.dtype(list(FIELDS))
+    found = []
+    for (data,) in run.rows("leases", "SELECT data FROM leases ORDER BY rowid"):
+        try:
+            plain = zlib.decompressobj().decompress(data, MOST_NBYTES)
+        except (zlib.error, TypeError):
+            continue  # damaged: the others can still be seen
+        rows = np.frombuffer(plain[: len(plain) // kind.itemsize * kind.itemsize], kind)
+        found.append(np.stack([rows[name].astype(np.float64) for name in COLUMNS_READ], axis=1))
+    leases = np.concatenate(found) if found else np.zeros((0, len(COLUMNS_READ)))
+    sound = np.isfinite(leases).all(axis=1)
+    return leases[sound] if sound.any() else None
 
 
 def _parts(leases: Floats, nodes: list[Any], began_at: float, ended_at: float) -> Floats:

@@ -11,6 +11,7 @@ import functools
 import sqlite3
 import threading
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from queue import SimpleQueue
@@ -41,9 +42,7 @@ CREATE TABLE IF NOT EXISTS invites(id TEXT PRIMARY KEY, name TEXT, made_at REAL,
 CREATE TABLE IF NOT EXISTS machines(id TEXT PRIMARY KEY, name TEXT, address TEXT, invite TEXT, enrolled_at REAL,
     revoked_at REAL);
 CREATE TABLE IF NOT EXISTS visits(node INTEGER, machine TEXT, address TEXT, at REAL);
-CREATE TABLE IF NOT EXISTS leases(lease INTEGER, node INTEGER, step INTEGER, first_batch INTEGER, batches INTEGER,
-    version INTEGER, codec TEXT, granted_at REAL, received_us INTEGER, computed_us INTEGER, encoded_us INTEGER,
-    sent_us INTEGER, merged_us INTEGER, refused TEXT);
+CREATE TABLE IF NOT EXISTS leases(at REAL, leases INTEGER, words TEXT, data BLOB);
 CREATE TABLE IF NOT EXISTS events(at REAL, kind TEXT, node INTEGER, words TEXT);
 CREATE TABLE IF NOT EXISTS live(id INTEGER PRIMARY KEY CHECK (id = 0), at REAL, snapshot TEXT);
 CREATE TABLE IF NOT EXISTS shape(id INTEGER PRIMARY KEY CHECK (id = 0), samples_per_epoch INTEGER, batch_size INTEGER,
@@ -108,6 +107,11 @@ class RunDb:
     def insert(self, table: str, rows: Sequence[tuple[Any, ...]]) -> None:
         if rows:
             self.write(f"INSERT INTO {table} VALUES ({','.join('?' * len(rows[0]))})", rows)
+
+    def insert_packed(self, table: str, at: float, count: int, words: str, data: bytes) -> None:
+        """One row for many: so many things of one size, compressed, and the words that they use."""
+        statement = f"INSERT INTO {table} VALUES (?, ?, ?, ?)"
+        self._queue.put(lambda db: _execute(db, statement, [(at, count, words, zlib.compress(data, 1))]))
 
     def close(self) -> None:
         self._is_closing.set()

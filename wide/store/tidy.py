@@ -84,7 +84,7 @@ def tidy(db: sqlite3.Connection, safe_step: int, room: Room = ROOM) -> None:
         _halve_steps(db, safe_step, room.steps)
         _halve(db, "samples", "node, metric", room.samples)
         _halve(db, "evaluations", "metric", room.evaluations)
-        _drop_oldest(db, "leases", room.leases, room.first_leases)
+        _drop_leases(db, room.leases, room.first_leases)
         _drop_oldest(db, "events", room.events)
         _drop_oldest(db, "rejects", room.events)
         _drop_oldest(db, "choices", room.events)
@@ -100,7 +100,6 @@ def rewind(db: sqlite3.Connection, version: int, steps: int) -> None:
         db.execute(f"DELETE FROM {'ledger_rows' if _is_view(db) else 'ledger'} WHERE version > ?", (version,))
         db.execute("DELETE FROM steps WHERE step >= ?", (steps,))
         db.execute("DELETE FROM evaluations WHERE step > ?", (steps,))
-        db.execute("DELETE FROM leases WHERE version > ?", (version,))
 
 
 def _fold_ledger(db: sqlite3.Connection, below: int, most: int) -> None:
@@ -166,15 +165,23 @@ def _halve(db: sqlite3.Connection, table: str, series: str, most: int) -> None:
     )
 
 
-def _drop_oldest(db: sqlite3.Connection, table: str, most: int, first: int = 0) -> None:
-    """But not the `first` ones."""
-    if (count := _count(db, table)) <= most + first:
+def _drop_leases(db: sqlite3.Connection, most: int, first: int) -> None:
+    """A row has many of them."""
+    if db.execute("SELECT coalesce(sum(leases), 0) FROM leases").fetchone()[0] <= most + first:
         return
-    too_many = count - most - first + most // 4  # and some more, so that this is not done again at once
     db.execute(
-        f"DELETE FROM {table} WHERE rowid IN (SELECT rowid FROM {table} ORDER BY rowid LIMIT ? OFFSET ?)",
-        (too_many, first),
+        """DELETE FROM leases WHERE rowid IN (SELECT id FROM (
+            SELECT rowid AS id, sum(leases) OVER (ORDER BY rowid) AS until, sum(leases) OVER () AS total FROM leases
+        ) WHERE until > ? AND until <= total - ?)""",
+        (first, most),
     )
+
+
+def _drop_oldest(db: sqlite3.Connection, table: str, most: int) -> None:
+    if (count := _count(db, table)) <= most:
+        return
+    too_many = count - most + most // 4  # and some more, so that this is not done again at once
+    db.execute(f"DELETE FROM {table} WHERE rowid IN (SELECT rowid FROM {table} ORDER BY rowid LIMIT ?)", (too_many,))
 
 
 def _is_view(db: sqlite3.Connection) -> bool:
