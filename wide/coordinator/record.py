@@ -17,7 +17,7 @@ from wide.job.schedule import Schedule, Step
 from wide.strategy.description import Strategy
 from wide.telemetry.clock import Clock
 from wide.telemetry.divergence import Divergence
-from wide.telemetry.journey import Journey, Logbook, Place
+from wide.telemetry.journey import Answer, Journey, Logbook
 from wide.telemetry.log import log
 from wide.telemetry.snapshot import Bins
 from wide.telemetry.totals import Part
@@ -182,9 +182,10 @@ class Record:
             if not strategy.needs_whole_steps:
                 self.batches += done
                 self.samples += sum(sizes)
-            where = Place(stretches[0].step.number, stretches[0].first, done)
             granted_at = merge.granted_at if merge.granted_at is not None else journey.came_at
-            self._logbook.add(merge.lease, merge.node, where, merge.version, journey, granted_at, now, at - now)
+            began, first, _ = stretches[0]
+            what = (merge.lease, merge.node, began.number, first, done)
+            self._logbook.add(Answer(*what, merge.version, granted_at, now, at - now), journey)
         self.db.insert("ledger", rows)
         self.db.insert("steps", [self._close(*item) for item in closed])
         self.journal.losses(self.losses[len(self.losses) - len(closed) :], len(self.losses))
@@ -196,9 +197,8 @@ class Record:
         for reject, journey, at, now in refused:
             if reject.block is not None and reject.granted_at is not None:
                 step, first, _ = self.schedule.stretches(*reject.block)[0]
-                where = Place(step.number, first, reject.block.size)
-                times = (reject.granted_at, now, at - now)
-                self._logbook.add(reject.lease, reject.node, where, -1, journey, *times, reject.reason)
+                what = (reject.lease, reject.node, step.number, first, reject.block.size)
+                self._logbook.add(Answer(*what, -1, reject.granted_at, now, at - now), journey, reject.reason)
         if are_any or refused:
             self.db.insert_packed("leases", self._clock.wall(), *self._logbook.take())
 

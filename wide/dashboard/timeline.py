@@ -23,7 +23,6 @@ ROW_PIXELS, GAP_PIXELS = 14, 3
 KINDS = ("compute", "encode", "send", "receive, or wait for its turn", "wait for the others", "refused")
 PALETTE = ("#009e73", "#e69f00", "#0072b2", "#56b4e9", "#bbbbbb", "#d55e00")
 COMPUTE, ENCODE, SEND, RECEIVE, IDLE, REFUSED = range(1, 7)
-COLUMNS_READ = ("node", "granted_at", "received_us", "computed_us", "encoded_us", "sent_us", "refused")
 MOST_NBYTES = 256 << 20  # in one row, unpacked
 SERIES = """SELECT node, at, metric, value FROM samples
     WHERE node IS NOT NULL AND metric IN ('compute_s', 'codec_s', 'travel_s') ORDER BY rowid"""
@@ -53,7 +52,7 @@ def timeline(run: Reading) -> Timeline | None:
     if leases is None or not lives:
         return None
     began_at = float(leases[:, 1].min())
-    ended_at = max(float((leases[:, 1] + leases[:, 5] * 1e-6).max()), began_at + 1e-3)
+    ended_at = max(float((leases[:, 1] + leases[:, 5]).max()), began_at + 1e-3)
     amounts = dict(zip(*np.unique(leases[:, 0].astype(int), return_counts=True), strict=True))
     nodes = sorted(sorted(amounts, key=lambda node: -amounts[node])[:MOST_ROWS])
     parts = _parts(leases, nodes, began_at, ended_at)
@@ -67,7 +66,7 @@ def timeline(run: Reading) -> Timeline | None:
 
 
 def _leases(run: Reading) -> Floats | None:
-    """(leases, 7): node, granted_at, then microseconds after that, and whether it was refused."""
+    """(leases, 7): node, granted_at, then seconds after that, and whether it was refused."""
     kind = np.dtype(list(FIELDS))
     found = []
     for (data,) in run.rows("leases", "SELECT data FROM leases ORDER BY rowid"):
@@ -76,10 +75,23 @@ def _leases(run: Reading) -> Floats | None:
         except (zlib.error, TypeError):
             continue  # damaged: the others can still be seen
         rows = np.frombuffer(plain[: len(plain) // kind.itemsize * kind.itemsize], kind)
-        found.append(np.stack([rows[name].astype(np.float64) for name in COLUMNS_READ], axis=1))
-    leases = np.concatenate(found) if found else np.zeros((0, len(COLUMNS_READ)))
+        found.append(_stations(rows))
+    leases = np.concatenate(found) if found else np.zeros((0, 7))
     sound = np.isfinite(leases).all(axis=1)
     return leases[sound] if sound.any() else None
+
+
+def _stations(rows: npt.NDArray[Any]) -> Floats:
+    """When its node had all it needed, had computed and had encoded, and when it was here, in seconds after the grant.
+    Two watches never quite agree: what cannot be is moved to where it can.
+    """
+    here = np.maximum(rows["here_s"], 0.0)
+    encoded = np.clip(rows["came_s"], 0.0, here)
+    computed = np.maximum(encoded - rows["codec_s"], 0.0)
+    received = np.maximum(computed - rows["compute_s"], 0.0)
+    columns = (rows["node"], rows["granted_at"], received, computed, encoded, here, rows["refused"])
+    found: Floats = np.stack([column.astype(np.float64) for column in columns], axis=1)
+    return found
 
 
 def _parts(leases: Floats, nodes: list[Any], began_at: float, ended_at: float) -> Floats:
@@ -90,7 +102,7 @@ def _parts(leases: Floats, nodes: list[Any], began_at: float, ended_at: float) -
     which = np.clip(np.searchsorted(rows, leases[:, 0]), 0, len(rows) - 1)
     which = np.where(rows[which] == leases[:, 0], which, -1)
     granted = (leases[:, 1] - began_at) / width_s
-    stations = [granted, *(granted + leases[:, i] * 1e-6 / width_s for i in range(2, 6))]
+    stations = [granted, *(granted + leases[:, i] / width_s for i in range(2, 6))]
     spans = ((RECEIVE, 0, 1), (COMPUTE, 1, 2), (ENCODE, 2, 3), (SEND, 3, 4))
     for i in range(len(nodes)):
         mine = which == i

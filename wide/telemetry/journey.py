@@ -1,5 +1,5 @@
 """How updates came about: what their nodes' watches say, and when they were here; and all of a run's in little room.
-Plain numbers; on the way of every gradient.
+Plain numbers, on the way of every gradient: they are only remembered; whoever reads them makes sense of them.
 """
 
 from __future__ import annotations
@@ -8,14 +8,13 @@ import json
 import struct
 from typing import NamedTuple
 
-FIELDS = (  # of a lease in the logbook, as numpy calls them
+FIELDS = (  # of a lease in the logbook, as numpy calls them; seconds are counted from the grant, or say how long
     *(("lease", "<i8"), ("step", "<i8"), ("version", "<i8"), ("granted_at", "<f8")),
     *(("node", "<i4"), ("first_batch", "<i4"), ("batches", "<i4")),
-    *(("received_us", "<u4"), ("computed_us", "<u4"), ("encoded_us", "<u4"), ("sent_us", "<u4"), ("merged_us", "<u4")),
+    *(("came_s", "<f4"), ("here_s", "<f4"), ("merged_s", "<f4"), ("compute_s", "<f4"), ("codec_s", "<f4")),
     *(("codec", "u1"), ("refused", "u1")),
 )
-PACK = struct.Struct("<qqqdiii5IBB").pack
-MOST_US = 2**32 - 1
+PACK = struct.Struct("<qqqdiii5fBB").pack
 
 
 class Journey(NamedTuple):
@@ -29,27 +28,21 @@ class Journey(NamedTuple):
     here_at: float
     codec: str = "raw"
 
-    def stations(self, granted_at: float, merged_at: float) -> tuple[int, int, int, int, int]:
-        """In millionths of a second after the grant: its node had all it needed, had computed, had encoded; it was
-        here; it was merged. Two watches never quite agree: what cannot be is moved to where it can.
-        """
-        sent = int(1e6 * (self.here_at - granted_at))
-        encoded = int(1e6 * (self.came_at - granted_at))
-        merged = int(1e6 * (merged_at - granted_at))
-        if not 0 <= encoded <= sent <= merged <= MOST_US:
-            sent = min(max(sent, 0), MOST_US)
-            encoded = min(max(encoded, 0), sent)
-            merged = min(max(merged, sent), MOST_US)
-        computed = max(0, encoded - int(1e6 * self.codec_s))
-        return max(0, computed - int(1e6 * self.compute_s)), computed, encoded, sent, merged
 
+class Answer(NamedTuple):
+    """To a lease: which one and whose, its first batch and how many, the version that it became part of (-1: none),
+    when it was granted and merged, and what the wall's clock is ahead of ours.
+    """
 
-class Place(NamedTuple):
-    """What was leased: where it begins, and how many batches."""
-
+    lease: int
+    node: int
     step: int
     first_batch: int
     batches: int
+    version: int
+    granted_at: float
+    merged_at: float
+    wall_s: float
 
 
 class Logbook:
@@ -59,34 +52,16 @@ class Logbook:
         self._data, self._count = bytearray(), 0
         self._words: dict[str, int] = {"": 0}  # codecs and reasons, by number
 
-    def add(
-        self,
-        lease: int,
-        node: int,
-        place: Place,
-        version: int,
-        journey: Journey,
-        granted_at: float,
-        merged_at: float,
-        wall_s: float,  # what the wall's clock is ahead
-        refused: str = "",
-    ) -> None:
+    def add(self, answer: Answer, journey: Journey, refused: str = "") -> None:
+        lease, node, step, first, batches, version, granted_at, merged_at, wall_s = answer
+        compute_s, codec_s, came_at, here_at, codec = journey
         words = self._words
-        codec, reason = words.setdefault(journey.codec, len(words)), words.setdefault(refused, len(words))
-        stations = journey.stations(granted_at, merged_at)
-        self._data += PACK(
-            lease,
-            place.step,
-            version,
-            granted_at + wall_s,
-            node,
-            place.first_batch,
-            place.batches,
-            *stations,
-            codec,
-            reason,
-        )
         self._count += 1
+        self._data += PACK(
+            *(lease, step, version, granted_at + wall_s, node, first, batches),
+            *(came_at - granted_at, here_at - granted_at, merged_at - granted_at, compute_s, codec_s),
+            *(words.setdefault(codec, len(words)), words.setdefault(refused, len(words))),
+        )
 
     def take(self) -> tuple[int, str, bytes]:
         """How many, the words that they use, and all of them."""
