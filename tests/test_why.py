@@ -88,8 +88,16 @@ def test_tiny_steps():
     tiny = Recent(batches_per_s=900.0, compute=0.3, wait=0.6)
     run = pool(node(1, 3000.0, tiny), node(2, 3000.0, tiny), busy=0.93, steps_per_s=112.5)
     assert kinds(run) == ["steps"]
-    words = "the work is cut very fine: a step is 2.7 ms of computing, and takes 8.9 ms; the coordinator is busy 93% of"
+    words = (
+        "the work is cut very fine: a step is 2.67 ms of computing, and takes 8.89 ms; the coordinator is busy 93% of"
+    )
     assert verdict(run).startswith(words)
+
+
+def test_a_coordinator_that_is_busy_with_large_steps():
+    run = pool(node(1, 30.0, WAITS), node(2, 30.0, WAITS), busy=0.7, steps_per_s=1.0, batches_per_s=16.0)
+    assert kinds(run) == ["steps"]
+    assert verdict(run).startswith("the coordinator is busy 70% of the time with messages, codecs and sums")
 
 
 def test_slow_evaluation():

@@ -78,7 +78,8 @@ def _at(points: list[tuple[float, float]], moment: float) -> float:
 
 
 def memories(run: Account, reading: Reading) -> list[Curve]:
-    series = _series(reading, "rss_bytes")
+    series = {node: [(at, y) for at, y in points if y] for node, points in _series(reading, "rss_bytes").items()}
+    series = {node: points for node, points in series.items() if points}
     began = min((points[0][0] for points in series.values()), default=0.0)
     return [
         Curve(node_name(run, node), [at - began for at, _ in series[node]], [y / 1e6 for _, y in series[node]])

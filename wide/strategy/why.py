@@ -24,6 +24,7 @@ EVALUATES = 0.05  # of the time, in which all wait for it
 BUSY = 0.6  # of its time the coordinator's loop has hardly a pause
 FINE_S = 5e-3  # of computing in a step is little against what goes around it
 SLOW = 0.5  # of what others do is slow
+LEAST_SHARE = 0.05  # of an equal share is next to nothing
 CHECKPOINT_S, ROWS = 15.0, 5000  # a disk that is slower, or behind by more writes, is slow
 NOT_EXACT = "not exact"
 
@@ -176,11 +177,15 @@ def _tiny_steps(run: Snapshot) -> Finding | None:
     worth_s, takes_s = run.batches_per_step / possible(run), 1 / run.steps_per_s
     if run.busy < BUSY and worth_s > FINE_S:
         return None
+    busy = f"the coordinator is busy {run.busy:.0%} of the time" if run.busy >= BUSY else ""
+    if worth_s > 10 * FINE_S:
+        words = f"{busy} with messages, codecs and sums: raise batches_per_step, so that there is less of them"
+        return Finding("steps", words, min(run.busy, 1 - used))
     words = (
-        f"the work is cut very fine: a step is {1000 * worth_s:.2g} ms of computing, and takes {1000 * takes_s:.2g} ms"
+        f"the work is cut very fine: a step is {1000 * worth_s:.3g} ms of computing, and takes {1000 * takes_s:.3g} ms"
     )
-    busy = f"; the coordinator is busy {run.busy:.0%} of the time" if run.busy >= BUSY else ""
-    return Finding("steps", f"{words}{busy}: raise batch_size, or batches_per_step", 1 - used)
+    words += f"; {busy}" if busy else ""
+    return Finding("steps", f"{words}: raise batch_size, or batches_per_step", 1 - used)
 
 
 def _disk(run: Snapshot) -> Finding | None:
@@ -212,8 +217,9 @@ def _present(run: Snapshot) -> list[NodeView]:
 
 
 def _at_work(run: Snapshot) -> list[NodeView]:
-    """Whose batches were merged lately: the pool does not wait for the others."""
-    return [view for view in _present(run) if view.recent.batches_per_s > 0]
+    """Whose batches were merged lately, and not only now and then: the pool does not wait for the others."""
+    least = LEAST_SHARE * run.batches_per_s / max(1, len(run.nodes))
+    return [view for view in _present(run) if view.recent.batches_per_s > least]
 
 
 def _in_turns(run: Snapshot) -> list[tuple[NodeView, float]]:
