@@ -127,6 +127,14 @@ def test_a_terminal_that_is_closed_ends_nothing():
         display.write("a word\n")
 
 
+def test_part_of_a_line_waits_for_the_rest_of_it():
+    stream = io.StringIO()
+    with Screen(stream) as display:
+        for text in ("50 %\r", "100 %", "\r", "and ", "another\nlast"):
+            display.write(text)
+    assert [line.strip() for line in stream.getvalue().splitlines() if line.strip()] == ["and another"]
+
+
 # ── runs that are over, or go on ─────────────────────────────────────────────────────────────────────────────────────
 
 

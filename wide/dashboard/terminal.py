@@ -21,6 +21,7 @@ from wide.telemetry.snapshot import Snapshot, Window
 REFRESH_S = 1.0  # where another process draws
 OWN_REFRESH_S = 1.0  # where it is the one that trains
 LEAVE_S = 2.0
+MOST_REST = 10_000  # characters of a line without an end
 PIPED_S = 30.0
 FIRST_S = 5.0  # whatever is shown seldom is shown after this for the first time
 
@@ -48,6 +49,7 @@ class Screen:
         self.console = Console(file=stream or sys.stderr, highlight=False)
         self._live = Live(console=self.console, auto_refresh=False, transient=not is_whole, screen=is_whole)
         self._lock = threading.Lock()
+        self._rest = ""  # of a line that has not ended
 
     def __enter__(self) -> Self:
         self._live.start()
@@ -65,12 +67,14 @@ class Screen:
             self._live.update(screen(run, phase, time.monotonic(), size.width, size.height), refresh=True)
 
     def write(self, text: str) -> int:
-        """Lines that stay, above the screen that lives."""
+        """Lines that stay, above the screen that lives. Part of a line waits for the rest of it."""
         from rich.text import Text
 
         with self._lock, contextlib.suppress(OSError, ValueError):
-            if text.strip("\n"):
-                self.console.print(Text.from_ansi(text.rstrip("\n")), soft_wrap=True)
+            whole, newline, self._rest = f"{self._rest}{text}".rpartition("\n")
+            self._rest = self._rest.rpartition("\r")[2][-MOST_REST:]  # what is written over was not meant to stay
+            if newline:
+                self.console.print(Text.from_ansi(whole), soft_wrap=True)
         return len(text)
 
     def flush(self) -> None:
