@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 # Okabe and Ito's colours, which colour-blind people can tell apart; these have contrast on white and on black.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6bb1", "#7f7f7f")
+COLOURS = ("#1f83c4", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6bb1", "#7f7f7f")
 DASHES = ("", "6 3", "2 3", "8 3 2 3")  # and once these are used up, the lines differ
 MOST_POINTS = 600
 LEFT, RIGHT, TOP, BOTTOM = 58, 12, 26, 34
