@@ -16,11 +16,12 @@ import sys
 import termios
 import threading
 import time
+from multiprocessing import Pipe
 
 import pytest
 
 from tests.processes import PATIENCE_S, environment, until
-from wide.launch.relay import Relay, heard
+from wide.launch.relay import Relay, seen
 from wide.telemetry.snapshot import Snapshot
 
 pytestmark = pytest.mark.processes
@@ -46,8 +47,8 @@ job = wide.Job(
 class Terminal:
     """A command on a terminal of its own, which somebody reads, or not."""
 
-    def __init__(self, folder, *arguments, size=(24, 80)):
-        (folder / "job.py").write_text(JOB)
+    def __init__(self, folder, *arguments, size=(24, 80), job=JOB):
+        (folder / "job.py").write_text(job)
         self.folder, self.text, self.is_read = folder, b"", True
         self._ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
@@ -136,14 +137,31 @@ def _query(path, query):
 
 
 def test_words_wait_for_nobody():
-    """The other side of the pipe is stopped: whoever trains goes on, and the newest picture is kept."""
-    from multiprocessing import Pipe
-
-    ours, theirs = Pipe(duplex=False)
-    relay = Relay(theirs)
+    """The other side of the pipes is stopped: whoever trains goes on, and of pictures the newest is kept."""
+    (words, say), (screen, show) = Pipe(duplex=False), Pipe(duplex=False)
+    relay = Relay(say, show)
     relay.start()
     for i in range(20_000):
         relay.write(f"line {i}\n")
         relay.post(Snapshot(float(i)), ("", 0.0))
     relay.finish()
-    assert isinstance(heard(ours.recv_bytes()), str | tuple)
+    assert words.recv_bytes().startswith(b"line ")
+    while screen.poll():
+        run, _ = seen(screen.recv_bytes())
+    assert run.at >= 0.0
+
+
+def test_nodes_that_speak_at_the_same_time_do_not_garble_each_other(tmp_path):
+    """They are forked, and have the same pipe."""
+    told = "x" * 5000
+    text = JOB.replace("return nn.Linear(4, 2)", f'print("{told}", file=sys.stderr); return nn.Linear(4, 2)')
+    text = text.replace(
+        "job = wide.Job(",
+        "def loss(model, batch):\n    print('computing', file=sys.stderr)\n"
+        "    return nn.functional.cross_entropy(model(batch[0]), batch[1])\n\njob = wide.Job(",
+    )
+    text = text.replace("loss=wide.supervised(nn.CrossEntropyLoss())", "loss=loss")
+    options = ("--nodes", "3", "--seconds", "3", "--out", "run")
+    with Terminal(tmp_path, "run", "job.py", *options, job=text) as terminal:
+        assert terminal.end() == 0
+    assert b"computing" in terminal.text

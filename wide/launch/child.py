@@ -44,15 +44,15 @@ def coordinate(
     options: Options,
     command: list[str],
     spec: str,
-    shows: bool,
     parent: Pipe,
     listener: Pipe | None,
+    screen: Pipe | None,
 ) -> None:
     """Train, or plan, and tell the parent how it ended: ("result", JSON) or ("error", exit code, words, traceback).
 
-    `listener` is where the parent hears what is said meanwhile, if this process's own stderr is not the place; it may
-    show pictures of the run, too. A process group of its own: Ctrl-C in the terminal reaches the parent, which passes
-    it on once, as SIGTERM.
+    `listener` is where the parent hears what is said meanwhile, if this process's own stderr is not the place;
+    `screen` where it looks at pictures of the run, if it shows any. A process group of its own: Ctrl-C in the terminal
+    reaches the parent, which passes it on once, as SIGTERM.
     """
     if hasattr(os, "setpgrp"):
         os.setpgrp()
@@ -64,11 +64,11 @@ def coordinate(
         os._exit(128 + number)
 
     on_signals(lambda number, frame: end(number, BEFORE))
-    relay = Relay(listener) if listener is not None else None
+    relay = Relay(listener, screen) if listener is not None else None
     if relay is not None:
         sys.stderr = relay
     try:
-        post = relay.post if relay is not None and shows else None
+        post = relay.post if relay is not None and screen is not None else None
         variable = "job" if spec or name == NOTEBOOK else name
         origin = Origin(command, spec, isinstance(job, bytes), end, post, variable)
         loaded = _job(job)

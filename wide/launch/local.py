@@ -29,12 +29,12 @@ from wide.job.definition import Job
 from wide.job.loading import check_not_importing, find, load
 from wide.launch.folder import remembered_spec
 from wide.launch.processes import CONTEXT, Children, warm_up
-from wide.launch.relay import heard
+from wide.launch.relay import seen
 from wide.launch.result import Result, from_json
 from wide.launch.signals import on_signals, say_and_end
-from wide.telemetry.snapshot import Snapshot
 
 ASK_AGAIN_S = 1.0
+MANY = 500  # words that are shown at once
 
 
 def run_file(spec: str, options: Options) -> Result:
@@ -146,16 +146,19 @@ def _run_in_child(job: str | bytes, name: str, options: Options, script: str = "
     ours, theirs = CONTEXT.Pipe(duplex=False)
     spec = job if isinstance(job, str) else script
     display = _display(options)
-    heard, said = CONTEXT.Pipe(duplex=False) if display is not None or not _is_own_stderr() else (None, None)
-    arguments = (job, name, options, list(sys.argv), spec, display is not None, theirs, said)
+    spoken = CONTEXT.Pipe(duplex=False) if display is not None or not _is_own_stderr() else None
+    shown = CONTEXT.Pipe(duplex=False) if display is not None else None
+    theirs_too = [pipe[1] if pipe is not None else None for pipe in (spoken, shown)]
+    arguments = (job, name, options, list(sys.argv), spec, theirs, *theirs_too)
     with _Signals() as signals, contextlib.ExitStack() as stack:
         warm_up(job if isinstance(job, str) else "")
         process = Children().start("wide.launch.child", "coordinate", *arguments, may_have_children=True)
-        for pipe in (theirs, said):
-            if pipe is not None:
-                pipe.close()
+        for end in (theirs, *theirs_too):
+            if end is not None:
+                end.close()
         signals.pass_to(process.pid)
-        hearing = Hearing(heard, display, stack) if heard is not None else None
+        ears, eyes = (pipe[0] if pipe is not None else None for pipe in (spoken, shown))
+        hearing = Hearing(ears, eyes, display, stack)
         answer = _answer(ours, hearing, signals.ask_again, options.log != "silent")
         process.join()
     if answer is not None and answer[0] == "result":
@@ -173,15 +176,14 @@ def _run_in_child(job: str | bytes, name: str, options: Options, script: str = "
     raise BY_EXIT_CODE.get(exit_code, WideError)(words, details)
 
 
-def _answer(pipe: Connection, hearing: Hearing | None, look_up: Callable[[], None], tells: bool) -> list[Any] | None:
+def _answer(pipe: Connection, hearing: Hearing, look_up: Callable[[], None], tells: bool) -> list[Any] | None:
     """What the coordinator says in the end; what it says before that, where its own stderr is not ours, is shown."""
     began, due_s = time.monotonic(), FIRST_S if tells else math.inf
     looked_at = began
     try:
         while True:
-            ready = wait([pipe, *(hearing.pipes if hearing is not None else ())], ASK_AGAIN_S)
-            if hearing is not None:
-                hearing.hear()
+            ready = wait([pipe, *hearing.pipes], ASK_AGAIN_S)
+            hearing.hear()
             if (now := time.monotonic()) - looked_at >= ASK_AGAIN_S:
                 looked_at = now
                 look_up()
@@ -197,40 +199,43 @@ def _answer(pipe: Connection, hearing: Hearing | None, look_up: Callable[[], Non
     except EOFError:
         return None
     finally:
-        if hearing is not None:
-            hearing.hear()
+        hearing.hear()
 
 
 class Hearing:
-    """What a coordinator says that has no stderr of its own here: log lines, and pictures for the display, if any."""
+    """What a coordinator says that has no stderr of its own here: words, and pictures for the display, if any."""
 
-    def __init__(self, pipe: Connection, display: Display | None, stack: contextlib.ExitStack) -> None:
-        self.pipes = [pipe]
-        self._display, self._stack, self._is_shown = display, stack, False
+    def __init__(
+        self, words: Connection | None, screen: Connection | None, display: Display | None, stack: contextlib.ExitStack
+    ) -> None:
+        self.pipes = [pipe for pipe in (words, screen) if pipe is not None]
+        self._screen, self._display, self._stack, self._is_shown = screen, display, stack, False
 
     def hear(self) -> None:
         """All that was said until now."""
-        while self.pipes:
+        for pipe in list(self.pipes):
+            said: list[bytes] = []
             try:
-                if not self.pipes[0].poll():
-                    return
-                said = heard(self.pipes[0].recv_bytes())
+                while len(said) < MANY and pipe.poll():
+                    said.append(pipe.recv_bytes())
             except (EOFError, OSError):
-                self.pipes.pop().close()
-                return
-            with contextlib.suppress(OSError, ValueError):  # a screen that is gone, a disk that is full
-                self._show(said)
+                self.pipes.remove(pipe)
+                pipe.close()
+            if said:
+                with contextlib.suppress(OSError, ValueError):  # a screen that is gone, a disk that is full
+                    self._look(said[-1]) if pipe is self._screen else self._write(b"".join(said))
 
-    def _show(self, said: str | tuple[Snapshot, tuple[str, float]]) -> None:
-        if isinstance(said, str):
-            stream = self._display if self._is_shown and self._display is not None else sys.stderr
-            stream.write(said)
-            stream.flush()
-        elif self._display is not None:
+    def _look(self, said: bytes) -> None:
+        if self._display is not None:
             if not self._is_shown:
                 self._stack.enter_context(self._display)
                 self._is_shown = True
-            self._display.show(*said)
+            self._display.show(*seen(said))
+
+    def _write(self, said: bytes) -> None:
+        stream: Any = self._display if self._is_shown and self._display is not None else sys.stderr
+        stream.write(said.decode(errors="replace"))
+        stream.flush()
 
 
 def _display(options: Options) -> Display | None:

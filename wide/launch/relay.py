@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
+import select
 import threading
 from collections import deque
 from multiprocessing.connection import Connection as Pipe
@@ -16,19 +18,24 @@ import msgspec
 
 from wide.telemetry.snapshot import Snapshot, decoded, encoded
 
-MOST_WAITING = 1000  # words
+MOST_WAITING = 1000  # pieces of words
+PIECE_CHARS = 600  # nodes that were forked write to the same pipe: so much is written in one go, whatever it is
 LEAVE_S = 2.0
+PATIENCE_S = 1.0
 
 View = tuple[Snapshot, tuple[str, float]]
 
 
 class Relay(io.TextIOBase):
-    """A stderr that another process shows. Once it was started, only a thread of its own may have to wait."""
+    """A stderr that another process shows; `screen` is where it wants to have pictures, if it does. Once it was
+    started, only a thread of its own may have to wait. A process that was forked from this one has no such thread: what
+    the pipe does not take at once from it is lost.
+    """
 
     encoding = "utf-8"
 
-    def __init__(self, pipe: Pipe) -> None:
-        self._pipe = pipe
+    def __init__(self, words: Pipe, screen: Pipe | None = None) -> None:
+        self._words, self._screen, self._pid = words, screen, os.getpid()
         self._waiting: deque[str] = deque(maxlen=MOST_WAITING)
         self._view: View | None = None
         self._news, self._is_over = threading.Event(), False
@@ -40,10 +47,14 @@ class Relay(io.TextIOBase):
         self._thread.start()
 
     def write(self, text: str) -> int:
-        self._waiting.append(text)
-        if self._thread is None:
-            self._send()
-        self._news.set()
+        pieces = [text[i : i + PIECE_CHARS] for i in range(0, len(text), PIECE_CHARS)]
+        if self._thread is None or os.getpid() != self._pid:
+            for piece in pieces:
+                if select.select([], [self._words], [], PATIENCE_S if os.getpid() == self._pid else 0.0)[1]:
+                    self._say(piece)
+        else:
+            self._waiting.extend(pieces)
+            self._news.set()
         return len(text)
 
     def writable(self) -> bool:
@@ -68,26 +79,19 @@ class Relay(io.TextIOBase):
         while not self._is_over:
             self._news.wait()
             self._news.clear()
-            self._send()
-
-    def _send(self) -> None:
-        with contextlib.suppress(OSError):  # nobody listens any more
             while self._waiting:
-                self._pipe.send_bytes(msgspec.json.encode(("log", self._waiting.popleft())))
+                self._say(self._waiting.popleft())
             view, self._view = self._view, None
-            if view is not None:
-                self._pipe.send_bytes(msgspec.json.encode(("view", msgspec.Raw(encoded(view[0])), view[1])))
+            if view is not None and self._screen is not None:
+                with contextlib.suppress(OSError):
+                    self._screen.send_bytes(msgspec.json.encode((msgspec.Raw(encoded(view[0])), view[1])))
+
+    def _say(self, piece: str) -> None:
+        with contextlib.suppress(OSError):  # nobody listens any more
+            self._words.send_bytes(piece.encode(errors="replace"))
 
 
-class _Said(msgspec.Struct, array_like=True):
-    kind: str
-    body: msgspec.Raw
-    phase: tuple[str, float] = ("", 0.0)
-
-
-def heard(said: bytes) -> str | View:
-    """A log line's text, or a picture and what is being done."""
-    it = msgspec.json.decode(said, type=_Said)
-    if it.kind == "log":
-        return msgspec.json.decode(it.body, type=str)
-    return decoded(bytes(it.body)), it.phase
+def seen(said: bytes) -> View:
+    """A picture, and what is being done."""
+    run, phase = msgspec.json.decode(said, type=tuple[msgspec.Raw, tuple[str, float]])
+    return decoded(bytes(run)), phase
