@@ -50,7 +50,7 @@ class Relay(io.TextIOBase):
         pieces = [text[i : i + PIECE_CHARS] for i in range(0, len(text), PIECE_CHARS)]
         if self._thread is None or os.getpid() != self._pid:
             for piece in pieces:
-                if select.select([], [self._words], [], PATIENCE_S if os.getpid() == self._pid else 0.0)[1]:
+                if self._takes_more(PATIENCE_S if os.getpid() == self._pid else 0.0):
                     self._say(piece)
         else:
             self._waiting.extend(pieces)
@@ -85,6 +85,12 @@ class Relay(io.TextIOBase):
             if view is not None and self._screen is not None:
                 with contextlib.suppress(OSError):
                     self._screen.send_bytes(msgspec.json.encode((msgspec.Raw(encoded(view[0])), view[1])))
+
+    def _takes_more(self, timeout_s: float) -> bool:
+        try:
+            return bool(select.select([], [self._words], [], timeout_s)[1])
+        except (OSError, ValueError, TypeError):
+            return True  # where that cannot be asked (Windows), nobody is forked either
 
     def _say(self, piece: str) -> None:
         with contextlib.suppress(OSError):  # nobody listens any more
