@@ -14,6 +14,8 @@ import pytest
 from rich.console import Console
 
 from benchmarks.staged import Staged
+from tests.processes import result_of
+from tests.test_track import JOB
 from wide.cli.main import main
 from wide.dashboard.account import account
 from wide.dashboard.openmetrics import openmetrics
@@ -457,3 +459,15 @@ def test_few_points_of_a_long_series():
         bins.add(float(i))
     assert 4 <= len(bins.means) <= 9
     assert bins.means[0] < 130 < 800 < bins.means[-1]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("nodes", ["0", "2"])
+def test_a_finished_run_is_counted_to_its_end(tmp_path, nodes):
+    (tmp_path / "job.py").write_text(JOB)
+    result = result_of("run", "job.py", "--nodes", nodes, "--steps", "123", "--out", "run", cwd=tmp_path)
+    run = account(tmp_path / "run")
+    assert (run.brief.steps, run.batches, run.samples) == (123, result["batches"], result["samples"])
+    assert (run.loss_first, run.loss_last) == pytest.approx((result["loss_first"], result["loss_last"]))
+    assert sum(node.totals.batches for node in run.nodes) == result["batches"]
+    assert run.weights_sha256 == result["weights_sha256"]

@@ -89,13 +89,15 @@ class Journal:
         if self._points is not None:
             self._points.write(step, at, {f"evaluate/{name}": value for name, value in metrics.items()})
 
-    def losses(self, values: Sequence[float], steps: int) -> None:
+    def losses(self, values: Sequence[float], steps: int, force: bool = False) -> None:
         """Of steps that were closed, up to that one. Where they are quicker than that, one point a second is their
         mean.
         """
+        if self._points is None:
+            return
         self._losses.extend(values)
         at = self._clock.wall()
-        if self._points is not None and self._losses and at - self._losses_at >= SERIES_S:
+        if self._losses and (force or at - self._losses_at >= SERIES_S):
             self._points.write(steps, at, {"loss": sum(self._losses) / len(self._losses)})
             self._losses_at = at
             self._losses.clear()

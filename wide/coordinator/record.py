@@ -156,7 +156,7 @@ class Record:
         self._closed.append((step, strategy, now - self._step_began_at, self._clock.wall()))
         self._ended_at = self._step_began_at = now
 
-    def _work_up(self) -> None:
+    def _work_up(self, is_last: bool) -> None:
         """What was remembered, as rows and counts. A step's loss is added up in the order of its batches, so that it
         is the same from any pool. Where a version needs whole steps, batches count when their step does.
         """
@@ -188,7 +188,7 @@ class Record:
             self._logbook.add(Answer(*what, merge.version, granted_at, now, at - now), journey)
         self.db.insert("ledger", rows)
         self.db.insert("steps", [self._close(*item) for item in closed])
-        self.journal.losses(self.losses[len(self.losses) - len(closed) :], len(self.losses))
+        self.journal.losses(self.losses[len(self.losses) - len(closed) :], len(self.losses), is_last)
         self._write_leases(bool(merged))
 
     def _write_leases(self, are_any: bool) -> None:
@@ -237,4 +237,4 @@ class Record:
         now = self._clock.now()
         if force or now - self._flushed_at >= FLUSH_S:
             self._flushed_at = now
-            self._work_up()
+            self._work_up(force)

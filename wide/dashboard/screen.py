@@ -23,7 +23,7 @@ from wide.wire import words
 BARS = "▁▂▃▄▅▆▇█"
 LEAST_EVENTS, ROOMY = 3, 20  # so many, if there are so many lines
 NAME_CELLS, HOST_CELLS = 16, 16
-BAR_CELLS = 100
+LEAST_BAR, BAR_CELLS = 8, 100
 WELL = "all is well"
 WORRIES = {"left", "silent", "rejected"}
 
@@ -121,18 +121,14 @@ def _title(run: Snapshot, width: int) -> Text:
 
 def _progress(run: Snapshot, width: int) -> list[RenderableType]:
     done = f"step {run.step:,}{f'/{run.steps:,}' if run.steps is not None else ''} · epoch {run.epoch + 1}"
-    parts = [part for total, part in ((run.steps, run.step), (run.seconds, run.elapsed_s)) if total for _ in (0,)]
-    totals = [total for total in (run.steps, run.seconds) if total]
-    speed = f"{rate(run.batches_per_s)} batches/s"
-    if not totals:
-        return [_line(Text(f"{done} · {speed}"))]
-    reached, total = max(zip(parts, totals, strict=True), key=lambda pair: pair[0] / pair[1])
-    words_ = f" {done} · {speed}"
-    cells = min(BAR_CELLS, width - len(words_))
-    if cells < 8:
-        return [_line(Text(words_.strip()))]
+    done += f" · {rate(run.batches_per_s)} batches/s"
+    limits = ((run.step, run.steps), (run.elapsed_s, run.seconds))
+    parts = [min(1.0, reached / total) for reached, total in limits if total]
+    cells = min(BAR_CELLS, width - len(done) - 1)
+    if not parts or cells < LEAST_BAR:
+        return [_line(Text(done))]
     grid = Table.grid(padding=0)
-    grid.add_row(ProgressBar(total=total, completed=min(reached, total), width=cells), Text(words_, no_wrap=True))
+    grid.add_row(ProgressBar(total=1.0, completed=max(parts), width=cells), Text(f" {done}", no_wrap=True))
     return [grid]
 
 

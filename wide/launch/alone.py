@@ -32,7 +32,7 @@ from wide.strategy.why import explained
 from wide.telemetry.journey import Journey
 from wide.telemetry.lately import Lately
 from wide.telemetry.process import rss_bytes
-from wide.telemetry.snapshot import NodeView
+from wide.telemetry.snapshot import NodeView, Snapshot
 from wide.telemetry.totals import NodeTotals, Traffic, totals_of
 
 ME = 0  # the only node's number
@@ -124,6 +124,8 @@ class Alone:
                 self._decide(events.RunFailed(str(error), error.details))  # what was trained until then is kept
             raise
         finally:
+            self.run.record.flush(force=True)
+            self.run.record.journal.show(self._picture(self._now()))  # as it was when it ended
             seconds = self.run.record.seconds
             self._traffic[ME] = Traffic(compute_s=seconds, fetch_s=self._fetched_s, rss_bytes=rss_bytes())
             self.run.record.journal.node_left(ME, "the run is over")
@@ -205,17 +207,19 @@ class Alone:
         if now - self._looked_at < LOOK_S:
             return
         self._looked_at = now
+        snapshot = self._course.window.latest = self._picture(now)
+        if record.journal.series([view.totals for view in snapshot.nodes], now):
+            record.journal.show(snapshot)
+
+    def _picture(self, now: float) -> Snapshot:
         self._traffic[ME] = Traffic(compute_s=self._computed_s, fetch_s=self._fetched_s, rss_bytes=rss_bytes())
         evaluation, name, host = self._evaluation, self._course.name, socket.gethostname()
         shell = Shell(name, evaluating_s=evaluation.took_s, evaluation_s=evaluation.longest_s)
         mine = next(totals for totals in self.totals() if totals.node == ME)
         views = (NodeView(mine, None, is_silent=False, leases=1, host=host),)
-        snapshot = picture(self.pool, record, views, now, shell, self._lately)
+        snapshot = picture(self.pool, self.run.record, views, now, shell, self._lately)
         why, verdict = explained(snapshot)
-        snapshot = replace(snapshot, why_slow=why, verdict=verdict)
-        self._course.window.latest = snapshot
-        if record.journal.series([mine], now):
-            record.journal.show(snapshot)
+        return replace(snapshot, why_slow=why, verdict=verdict)
 
 
 def _first_batch(samples: Samples, size: int, seed: int, i: int, other: int) -> Any:

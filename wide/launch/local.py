@@ -199,7 +199,8 @@ def _answer(pipe: Connection, hearing: Hearing, look_up: Callable[[], None], tel
     except EOFError:
         return None
     finally:
-        hearing.hear()
+        while hearing.hear():
+            pass
 
 
 class Hearing:
@@ -211,8 +212,9 @@ class Hearing:
         self.pipes = [pipe for pipe in (words, screen) if pipe is not None]
         self._screen, self._display, self._stack, self._is_shown = screen, display, stack, False
 
-    def hear(self) -> None:
-        """All that was said until now."""
+    def hear(self) -> bool:
+        """What was said until now, if it is not too much at once. Was there anything?"""
+        is_any = False
         for pipe in list(self.pipes):
             said: list[bytes] = []
             try:
@@ -222,8 +224,10 @@ class Hearing:
                 self.pipes.remove(pipe)
                 pipe.close()
             if said:
+                is_any = True
                 with contextlib.suppress(OSError, ValueError):  # a screen that is gone, a disk that is full
                     self._look(said[-1]) if pipe is self._screen else self._write(b"".join(said))
+        return is_any
 
     def _look(self, said: bytes) -> None:
         if self._display is not None:

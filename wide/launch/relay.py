@@ -76,9 +76,11 @@ class Relay(io.TextIOBase):
             self._thread.join(LEAVE_S)
 
     def _work(self) -> None:
-        while not self._is_over:
+        is_over = False
+        while not is_over:
             self._news.wait()
             self._news.clear()
+            is_over = self._is_over  # what was said before that is still sent
             while self._waiting:
                 self._say(self._waiting.popleft())
             view, self._view = self._view, None
