@@ -4,13 +4,20 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: train test quick check bench clean
+.PHONY: train test quick check browser bench clean
 
 train: $(VENV)/ready
 	$(BIN)/python examples/emoji.py
 
-test: check
+test: check browser
 	$(BIN)/python -m pytest -n auto --maxprocesses 4
+
+# The dashboard is tested in a real Chromium: Debian's, if there is none and we may install it. Where there is none, those
+# tests are skipped, and say so.
+browser:
+	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
+		&& apt-get update -qq >/dev/null && apt-get install -y -qq --no-install-recommends chromium >/dev/null 2>&1; } \
+		|| echo "no chromium here, and it cannot be installed: the dashboard's browser tests are skipped"
 
 quick: check
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 -m "not processes"
@@ -29,7 +36,7 @@ check: $(VENV)/ready
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[examples,dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[examples,dashboard,dev]'
 	touch $@
 
 clean:

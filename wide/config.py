@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import math
 import os
 import types
@@ -61,6 +62,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     log: Log = "normal"
     plain: bool = False  # lines instead of a screen
     track: Track | None = None
+    dashboard: str | None = None  # auto, PORT or HOST:PORT: where a page about the run is served
+    control: bool = False  # with the admin's secret, it can be steered from there
     device: str = "auto"
     host: str = "127.0.0.1"
     port: int = 0
@@ -114,7 +117,32 @@ def _checked(name: str, value: Any, kind: Any, source: str) -> Any:
         raise UsageError(f"{source} {value:g}: must be a number above 0")
     if name == "device":
         _check_device(value, source)
+    if name == "dashboard":
+        value = "auto" if value == "True" else value
+        place_of(value, source)
     return value
+
+
+HERE, DASHBOARD_PORT = "127.0.0.1", 9434
+
+
+def place_of(text: str, source: str = "--dashboard") -> tuple[str, int | None]:
+    """`auto`, `PORT`, `HOST:PORT`: the host and the port; None: any that is free."""
+    host, _, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]") or HERE
+    if text == "auto":
+        return HERE, None
+    if not (port.isascii() and port.isdigit() and int(port) <= MOST["port"]) or not _is_address(host):
+        raise UsageError(f"{source} {text}: expected PORT, or HOST:PORT such as 0.0.0.0:{DASHBOARD_PORT}")
+    return host, int(port) or None
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return host == "localhost"
+    return True
 
 
 def _check_device(device: str, source: str) -> None:

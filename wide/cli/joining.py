@@ -37,7 +37,7 @@ def add_commands(commands: Any) -> None:
     invites.set_defaults(call=_invites)
     revoke = commands.add_parser("revoke", help="an invite is good no more; or a machine is sent away, for good")
     revoke.add_argument("run", metavar="RUN", help="the pool's run folder")
-    revoke.add_argument("what", metavar="ID|NODE", help="an invite's or machine's id, a node's number, or its name")
+    revoke.add_argument("what", metavar="ID|NODE", help="an invite, machine, node, name; or: viewer, admin")
     revoke.set_defaults(call=_revoke)
 
 

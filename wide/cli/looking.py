@@ -1,4 +1,6 @@
-"""Commands that only look: runs, show, top, report, compare, metrics. They touch no training, and load no torch."""
+"""Commands that only look: runs, show, top, report, compare, metrics, dashboard. They load no torch, and touch no
+training; but for a dashboard with --control.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +34,13 @@ def add_commands(commands: Any) -> None:
     metrics.set_defaults(call=_metrics)
     for command in (show, top, metrics):
         command.add_argument("run", metavar="RUN", help=RUN_HELP)
+    page = commands.add_parser("dashboard", help="a page about one run or several, which goes on or is over")
+    page.add_argument("runs", metavar="RUN", nargs="*", default=["latest"], help=f"{RUN_HELP} (default: latest)")
+    page.add_argument(
+        "--port", metavar="[HOST:]PORT", default="auto", help="where (default: any free port, this machine)"
+    )
+    page.add_argument("--control", action="store_true", help="runs that go on can be steered from that page")
+    page.set_defaults(call=_dashboard)
     report = commands.add_parser("report", help="one page about a run, with plots and the lease timeline")
     report.add_argument("runs", metavar="RUN", nargs=1, help=RUN_HELP)
     compare = commands.add_parser("compare", help="one page about several runs, side by side")
@@ -79,6 +88,14 @@ def _metrics(arguments: argparse.Namespace) -> int:
 
     run = account(found(arguments.run))
     print(openmetrics(run.brief, run.snapshot), end="")
+    return 0
+
+
+def _dashboard(arguments: argparse.Namespace) -> int:
+    from wide.launch.dashboard import dashboard
+
+    with contextlib.suppress(KeyboardInterrupt):  # which is how one leaves
+        dashboard([found(run) for run in arguments.runs], arguments.port, arguments.control)
     return 0
 
 

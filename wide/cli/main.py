@@ -51,7 +51,16 @@ def main(argv: list[str] | None = None) -> int:
 def _divided(words: list[str]) -> tuple[list[str], list[str]]:
     """The command's own words, and what stands behind `--`: the job's."""
     place = words.index("--") if "--" in words else len(words)
-    return words[:place], words[place + 1 :]
+    return _with_place(words[:place]), words[place + 1 :]
+
+
+def _with_place(words: list[str]) -> list[str]:
+    """`--dashboard job.py` names a job, not a port."""
+    pairs = zip(words, [*words[1:], ""], strict=True)
+    return [
+        "--dashboard=auto" if word == "--dashboard" and not re.search(r"^\d+$|:\d+$", after) else word
+        for word, after in pairs
+    ]
 
 
 def _give(arguments: argparse.Namespace, words: list[str]) -> None:
@@ -144,6 +153,14 @@ def _shared(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--log", metavar="silent|normal|verbose", help="how much is said on stderr (default: normal)")
     command.add_argument("--track", metavar="wandb|trackio|mlflow", help="send its numbers there, too")
+    command.add_argument(
+        "--dashboard",
+        nargs="?",
+        const="auto",
+        metavar="[HOST:]PORT",
+        help="a page about the run (default: any free port)",
+    )
+    command.add_argument("--control", action="store_true", default=None, help="the run can be steered from that page")
     command.add_argument("--plain", action="store_true", default=None, help="lines instead of a screen that lives")
     command.add_argument("--device", metavar="auto|cpu|cuda:0|mps", help="where nodes compute (default: auto)")
     command.add_argument("--socket", metavar="KEY=VALUE,…", help=SOCKET_HELP)

@@ -22,6 +22,7 @@ from wide.coordinator.run import Evaluation as Evaluates
 from wide.coordinator.run import Run
 from wide.coordinator.server import Server
 from wide.coordinator.state import Pool
+from wide.coordinator.steering import Asked
 from wide.exchange.common import Common
 from wide.exchange.door import Door
 from wide.exchange.exchange import Exchange
@@ -51,6 +52,8 @@ class Course:
     data: dict[str, str] = field(default_factory=dict)  # fingerprints of some samples, by number
     name: str = ""  # of the job
     points: Points | None = None  # where numbers go besides run.db
+    asked: Asked | None = None  # what its owner asks for while it runs
+    stop: Callable[[], None] = lambda: None  # as a signal would
 
     def pool(self, is_open: bool, is_alone: bool = False) -> Pool:
         wish = self.options.strategy or EXACT.name
@@ -114,5 +117,8 @@ def server(
     if course.options.strategy == "auto":
         nbytes, only_plans = master.layout.live_nbytes, course.options.only_plans
         planner = Planner(course.schedule, nbytes, record.journal.chose, only_plans)
-    coordinator = Server(exchange, pool, run, evaluation, course.clock, course.window, planner, course.name)
+    coordinator = Server(
+        *(exchange, pool, run, evaluation, course.clock, course.window),
+        *(planner, course.name, course.asked, course.stop),
+    )
     return coordinator

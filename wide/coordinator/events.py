@@ -83,6 +83,18 @@ class EvaluationCaughtUp(Event, frozen=True):
     """There is room again."""
 
 
+class PauseRequested(Event, frozen=True):
+    """By the run's owner: what is out is still merged, and nothing more is leased."""
+
+
+class ResumeRequested(Event, frozen=True):
+    """It goes on."""
+
+
+class CheckpointRequested(Event, frozen=True):
+    """Now, and not when it is time."""
+
+
 class RunFailed(Event, frozen=True):
     """Training cannot go on: its loss is far above where it began, or something broke beside it."""
 

@@ -1,16 +1,26 @@
-"""A run's snapshot, from the pool and the record. Knows both, and changes neither."""
+"""A run's snapshot, from the pool and the record. Knows both, and changes neither.
+
+`Painter` makes those of a pool whose nodes are elsewhere; what each is, and where, is told to it as they come and go.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import NamedTuple
 
 from wide.coordinator.record import Record
 from wide.coordinator.state import Pool
+from wide.exchange.exchange import Exchange
 from wide.strategy.catalogue import EXACT
+from wide.strategy.why import explained, possible
 from wide.telemetry.lately import Lately, time_left
 from wide.telemetry.snapshot import NodeView, Snapshot
+from wide.telemetry.totals import totals_of
+
+WHY_S, WHY_NODES = 2.0, 64  # what is in the way is looked for again; with more nodes than this, so much less often
+PAUSED = "paused by its owner: nothing is leased until it goes on"
 
 
 class Shell(NamedTuple):
@@ -26,6 +36,52 @@ class Shell(NamedTuple):
     evaluating_s: float = 0.0
     evaluation_s: float = 0.0
     checkpoint_s: float = 0.0
+
+
+class Home(NamedTuple):
+    """Where a node lives: as NodeView has it."""
+
+    host: str = ""
+    machine: str = ""
+    cores: int = 0
+    build: str = ""
+
+
+class Painter:
+    """`homes` are of the nodes that are there."""
+
+    def __init__(self, pool: Pool, record: Record, exchange: Exchange) -> None:
+        self._pool, self._record, self._exchange = pool, record, exchange
+        self.homes: dict[int, Home] = {}
+        self._lately = Lately()
+        self._why_at, self._why, self._possible = -WHY_S, explained(Snapshot(0.0)), 0.0
+
+    def paint(self, now: float, shell: Shell) -> Snapshot:
+        views = [self._view(node) for node in self._pool.members if node in self._record.parts]
+        snapshot = picture(self._pool, self._record, views, now, shell, self._lately)
+        if now - self._why_at >= WHY_S * max(1.0, len(views) / WHY_NODES):
+            self._why_at, self._why, self._possible = now, explained(snapshot), possible(snapshot)
+        return with_verdict(snapshot, self._why, self._possible)
+
+    def _view(self, node: int) -> NodeView:
+        member, home = self._pool.members[node], self.homes.get(node, Home())
+        return NodeView(
+            totals_of(node, self._record.parts[node], self._exchange.traffic.get(node)),
+            self._exchange.link_view(node),
+            member.is_silent,
+            len(member.leases),
+            home.host,
+            home.machine,
+            home.cores,
+            build=home.build,
+            staleness=member.staleness,
+        )
+
+
+def with_verdict(run: Snapshot, why: tuple[tuple[str, ...], str], could: float) -> Snapshot:
+    """What holds it up, and what it could do; while it is paused, that is what holds it up."""
+    why_slow, verdict = ((), PAUSED) if run.is_paused else why
+    return replace(run, why_slow=why_slow, verdict=verdict, possible=could)
 
 
 def picture(
@@ -66,6 +122,7 @@ def picture(
         evaluation_s=shell.evaluation_s,
         checkpoint_s=shell.checkpoint_s,
         rows_waiting=record.db.waiting,
+        is_paused=pool.is_paused,
     )
 
 

@@ -185,7 +185,8 @@ class Record:
             granted_at = merge.granted_at if merge.granted_at is not None else journey.came_at
             began, first, _ = stretches[0]
             what = (merge.lease, merge.node, began.number, first, done)
-            self._logbook.add(Answer(*what, merge.version, granted_at, now, at - now), journey)
+            loss = sum(weighted) / max(1, sum(sizes))
+            self._logbook.add(Answer(*what, merge.version, granted_at, now, at - now, loss), journey)
         self.db.insert("ledger", rows)
         self.db.insert("steps", [self._close(*item) for item in closed])
         self.journal.losses(self.losses[len(self.losses) - len(closed) :], len(self.losses), is_last)

@@ -41,6 +41,7 @@ class Member:
     is_silent: bool = False  # its heart does not beat: it may be paused, or cut off
     is_leaving: bool = False
     answered: int = 0  # the last lease that it answered
+    staleness: int = 0  # of its last update that counted
     paces_s: deque[float] = field(default_factory=lambda: deque(maxlen=PACES))  # seconds a batch, lease by lease
 
     def measure(self, lease: Lease, now: float, memory: float, most_s: float) -> None:

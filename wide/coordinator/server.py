@@ -8,35 +8,33 @@ An action that fails because a peer is gone leaves another happening behind; not
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from wide.coordinator import events
 from wide.coordinator.aside import Pending, afterwards
 from wide.coordinator.evaluation import Evaluation
-from wide.coordinator.picture import Shell, picture
+from wide.coordinator.picture import Home, Painter, Shell
 from wide.coordinator.planning import Planner
 from wide.coordinator.queue import EventQueue
 from wide.coordinator.run import Run
 from wide.coordinator.state import Pool
+from wide.coordinator.steering import Asked, Steering
 from wide.errors import NotYet, ParametersMoved, TrainingFailed
 from wide.exchange import happenings as happened
 from wide.exchange.delivery import Assignment
 from wide.exchange.exchange import Exchange
 from wide.exchange.reception import EVALUATOR
-from wide.strategy.why import explained
 from wide.telemetry.clock import Clock
 from wide.telemetry.contributions import TELL_S, Contributions
-from wide.telemetry.lately import Lately
 from wide.telemetry.log import log
-from wide.telemetry.snapshot import NodeView, Snapshot, Window
+from wide.telemetry.process import rss_bytes
+from wide.telemetry.snapshot import Snapshot, Window
 from wide.telemetry.totals import NodeTotals, totals_of
 from wide.wire import messages as say
 
 TICK_S = 0.05
 AWAY_S = 1.0  # a loop that was away for so long was busy itself: nobody else was silent
 LINKS_S = 1.0
-WHY_S, WHY_NODES = 2.0, 64  # what is in the way is looked for again; with more nodes than this, so much less often
 SNAPSHOT_S, LARGE = 0.25, 64  # of a larger pool a picture is made four times less often
 
 
@@ -53,6 +51,8 @@ class Server:
         window: Window,
         planner: Planner | None = None,
         name: str = "",
+        asked: Asked | None = None,
+        stop: Callable[[], None] = lambda: None,
     ) -> None:
         self.exchange, self.pool, self.run = exchange, pool, run
         self._evaluation, self._now, self._window, self._planner = evaluation, clock.now, window, planner
@@ -69,10 +69,12 @@ class Server:
             },
             clock.now,
         )
-        self._name, self._lately, self._contributions = name, Lately(), Contributions()
-        self._shares = Contributions(TELL_S)
-        self._why_at, self._why = -WHY_S, explained(Snapshot(0.0))
-        self._homes: dict[int, tuple[str, str, int]] = {}  # of each node: host, machine and its cores
+        journal, post = run.record.journal, self._queue.post
+        self._steering = None
+        if asked is not None:
+            self._steering = Steering(asked, pool, journal, post, stop, exchange.dismiss_node)
+        self._name, self._contributions, self._shares = name, Contributions(), Contributions(TELL_S)
+        self._painter = Painter(pool, run.record, exchange)
         self._suspicion = ""  # that was told
         self._full_since: float | None = None  # of snapshots to be evaluated, so that everybody waits
         self._evaluating_s = 0.0  # that they have waited before
@@ -120,7 +122,7 @@ class Server:
         """Say goodbye to everybody."""
         self.run.close()
         self.run.record.flush(force=True)
-        self.run.record.journal.show(self._picture(self._now()))  # as it was when it ended
+        self.run.record.journal.show(self._painter.paint(now := self._now(), self._shell(now)))  # as it was at its end
         end, stop = self.run.ended, self.run.stop_reason
         for node in self.exchange.nodes:
             self.run.record.journal.node_left(
@@ -155,6 +157,8 @@ class Server:
         if self._waiting:
             self._admit()
         record.flush()
+        if self._steering is not None:
+            self._steering.look(now)
         if run.stop_reason:
             self._decide(events.StopRequested(run.stop_reason))
         elif run.ended is None and (problem := watch()):
@@ -174,32 +178,16 @@ class Server:
             self._look(now)
         self._decide(events.Ticked())
 
-    def _picture(self, now: float) -> Snapshot:
-        record, traffic = self.run.record, self.exchange.traffic
-        views = [
-            NodeView(
-                totals_of(node, record.parts[node], traffic.get(node)),
-                self.exchange.link_view(node),
-                member.is_silent,
-                len(member.leases),
-                *self._homes.get(node, ()),
-            )
-            for node, member in self.pool.members.items()
-            if node in record.parts
-        ]
-        snapshot = picture(self.pool, record, views, now, self._shell(now), self._lately)
-        if now - self._why_at >= WHY_S * max(1.0, len(views) / WHY_NODES):
-            self._why_at, self._why = now, explained(snapshot)
-        return replace(snapshot, why_slow=self._why[0], verdict=self._why[1])
-
     def _look(self, now: float) -> None:
         """Make a picture of the run, for whoever wants to see it; and act on what the planner sees in it."""
         self._pictured_at = now
-        snapshot = self._window.latest = self._picture(now)
+        snapshot = self._window.latest = self._painter.paint(now, self._shell(now))
         journal, parts, traffic = self.run.record.journal, self.run.record.parts, self.exchange.traffic
         gone = [totals_of(node, parts[node], traffic.get(node)) for node in set(journal.left_lately) if node in parts]
         present = [view.totals for view in snapshot.nodes]
-        if journal.series([*present, *gone], now, loop_max_ms=1000 * self._longest_s):
+        loop_max_ms, busy = 1000 * self._longest_s, snapshot.busy
+        everybody = [*present, *gone]
+        if journal.series(everybody, now, loop_max_ms=loop_max_ms, loop_busy=busy, coordinator_rss_bytes=rss_bytes()):
             self._longest_s = 0.0
             journal.show(snapshot)
         self._tell(snapshot)
@@ -260,7 +248,7 @@ class Server:
 
     def _joined(self, it: happened.Joined) -> None:
         self.run.record.node_joined(it.node, it.name, it.host, it.pid, it.machine, it.address)
-        self._homes[it.node] = (it.host, "", 0)
+        self._painter.homes[it.node] = Home(it.host, build=it.build)
 
     def _ready(self, it: happened.Ready) -> None:
         name = self.run.record.parts[it.node].name
@@ -268,7 +256,8 @@ class Server:
         streamed = "" if it.has_data else f", batches are streamed to it{why}"
         log.info("node %d (%s) joined%s", it.node, name, streamed)
         self.run.record.journal.tell("joined", it.node, f"{name}{streamed}")
-        self._homes[it.node] = (self._homes[it.node][0], it.machine, it.cores)
+        homes = self._painter.homes
+        homes[it.node] = homes[it.node]._replace(machine=it.machine, cores=it.cores)
         self._waiting[it.node] = events.NodeJoined(it.node, it.machine, it.cores)
         self._admit()
         if self.exchange.member_count == self.run.schedule.batches_per_step + 1:
@@ -291,7 +280,7 @@ class Server:
         self._dropped.discard(it.node)
         log.info("node %d (%s) left: %s", it.node, it.name, why)
         self.run.record.journal.tell("left", it.node, f"{it.name}: {why}")
-        self._homes.pop(it.node, None)
+        self._painter.homes.pop(it.node, None)
         if self._waiting.pop(it.node, None) is None and it.was_ready:
             self._queue.post(events.NodeLeft(it.node, it.why, it.died))
         self._admit()

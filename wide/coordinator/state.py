@@ -68,6 +68,8 @@ class Pool:
         self.is_over = False
         self._next_strategy, self._is_eager = strategy, is_eager
         self._save_every_s, self._saved_at = save_every_s, -math.inf
+        self._saves_soon = False  # because somebody wants it
+        self.is_paused = self._is_full = False  # by the run's owner; of weights to be evaluated
         self._failed: dict[int, int] = {}  # position -> the first node that failed there
         self.deadly = Deadly(is_open)
         self.strategy: Strategy
@@ -201,7 +203,7 @@ class Pool:
             return self._refuse(member, lease, "stale", f"{staleness} steps old", now)
         self.leases.merge(block)
         closed = self.policy.accept(event.node, block, now)
-        discount = self.policy.discount(staleness)
+        member.staleness, discount = staleness, self.policy.discount(staleness)
         self.deadly.survived(block)
         self._granting.is_careful = self.deadly.is_suspicious
         merge = MergeUpdate(event.node, lease.number, block, self.version + 1, discount, staleness, lease.granted_at)
@@ -260,8 +262,7 @@ class Pool:
             kept += [CloseStep(step) for step in closed]
             self._failed.clear()
         if is_step and self._granting.started_at is not None and self._is_time_to_save(now):
-            self._saved_at = now
-            kept.append(SaveCheckpoint(self.position(now)))
+            kept.append(self._save(now))
         if not (made or kept or is_last or policy.is_complete):
             return []
         if self._goes_on(now):
@@ -270,7 +271,18 @@ class Pool:
 
     def _is_time_to_save(self, now: float) -> bool:
         began_at = self._granting.started_at or 0.0
-        return now - max(self._saved_at, began_at) >= self._save_every_s
+        return self._saves_soon or now - max(self._saved_at, began_at) >= self._save_every_s
+
+    def _save(self, now: float) -> SaveCheckpoint:
+        self._saved_at, self._saves_soon = now, False
+        return SaveCheckpoint(self.position(now))
+
+    def _checkpoint_requested(self, event: Event, now: float) -> list[Action]:
+        """What was merged since the last version, and would be lost, is waited for."""
+        if self.policy.pending and not self.strategy.needs_whole_steps:
+            self._saves_soon = True
+            return []
+        return [self._save(now)]
 
     def _make_version(self, now: float) -> MakeVersion:
         is_end = self.policy.is_complete or self.is_over or self._is_time_over(now)
@@ -301,8 +313,8 @@ class Pool:
 
     def _look_around(self, now: float) -> list[Action]:
         """Time has passed."""
-        if not self.members and self._is_time_over(now):
-            return self._end(now, f"{self.seconds:g} seconds are over")  # nobody is there to make the step whole
+        if (not self.members or self.is_paused) and self._is_time_over(now):
+            return self._end(now, f"{self.seconds:g} seconds are over")  # nobody will make the step whole
         if not self.strategy.needs_whole_steps:  # in a line of batches nobody comes back for what is long overdue
             for lease in self.roster.overdue(now):
                 self.leases.expire(lease)
@@ -317,12 +329,25 @@ class Pool:
         return self._spent_s + (now - began_at if began_at is not None else 0.0)
 
     def _evaluation_full(self, event: Event, now: float) -> list[Action]:
-        self._granting.is_paused = True
+        self._is_full = self._granting.is_paused = True
         return []
 
     def _evaluation_caught_up(self, event: Event, now: float) -> list[Action]:
-        was_paused, self._granting.is_paused = self._granting.is_paused, False
-        return self._grant_all(now) if was_paused else []
+        self._is_full = False
+        return self._go_on(now)
+
+    def _pause_requested(self, event: Event, now: float) -> list[Action]:
+        self.is_paused = self._granting.is_paused = True
+        return []
+
+    def _resume_requested(self, event: Event, now: float) -> list[Action]:
+        self.is_paused = False
+        return self._go_on(now)
+
+    def _go_on(self, now: float) -> list[Action]:
+        """If nothing else is in the way."""
+        was_paused, self._granting.is_paused = self._granting.is_paused, self._is_full or self.is_paused
+        return self._grant_all(now) if was_paused and not self._granting.is_paused else []
 
     def _end(self, now: float, why: str, failure: str = "", details: str = "") -> list[Action]:
         self.is_over = True
@@ -356,6 +381,9 @@ HANDLERS: dict[type[Event], Callable[[Pool, Any, float], list[Action]]] = {
     events.StrategyChosen: Pool._strategy_chosen,
     events.EvaluationFull: Pool._evaluation_full,
     events.EvaluationCaughtUp: Pool._evaluation_caught_up,
+    events.PauseRequested: Pool._pause_requested,
+    events.ResumeRequested: Pool._resume_requested,
+    events.CheckpointRequested: Pool._checkpoint_requested,
     events.RunFailed: lambda pool, event, now: pool._end(now, "failed", event.problem, event.details),
     events.StopRequested: lambda pool, event, now: pool._end(now, event.why),
     events.Ticked: lambda pool, event, now: pool._look_around(now),

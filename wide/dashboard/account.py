@@ -120,7 +120,7 @@ def account(folder: Path) -> Account:
             loss_last=loss_last,
             nodes=_nodes(run),
             rejects={words.line(reason): count for reason, count in rejects},
-            weights_sha256=_sha256(folder),
+            weights_sha256=saved_sha256(folder),
             is_exact=snapshot.is_exact if snapshot is not None else False,
         )
 
@@ -231,7 +231,7 @@ def _nodes(run: Reading) -> list[NodeAccount]:
     return nodes
 
 
-def _sha256(folder: Path) -> str:
+def saved_sha256(folder: Path) -> str:
     """Of the weights, as the newest checkpoint says."""
     try:
         latest = (folder / "checkpoints" / "latest").read_text(encoding="utf-8").strip()

@@ -20,12 +20,12 @@ from wide.dashboard.progress import duration
 from wide.dashboard.runs import given
 from wide.dashboard.svg import Curve, plot, round_numbers
 from wide.dashboard.tables import as_markdown, compared, differences, escaped, figures, node_rows
-from wide.dashboard.timeline import KINDS, PALETTE, ROW_PIXELS, Timeline, timeline
+from wide.dashboard.timeline import KINDS, MEANINGS, ROW_PIXELS, Timeline, timeline
 from wide.store.reading import Reading
 from wide.wire import words
 
 MOST_EVENTS = 200
-MEANINGS = {
+REFUSALS = {
     "late": "somebody else had computed the same by then: no work is lost",
     "duplicate": "said twice, counted once",
     "stale": "computed from weights that are too old by now; computed again",
@@ -132,8 +132,8 @@ def _timeline(run: Account, found: Timeline | None) -> str:
     )
     legend = "".join(
         f'<span style="white-space:nowrap"><span style="display:inline-block;width:12px;height:12px;'
-        f'background:{colour}"></span> {kind}</span>'
-        for kind, colour in zip(KINDS, PALETTE, strict=True)
+        f'background:{colour}"></span> {MEANINGS.get(kind, kind)}</span>'
+        for kind, colour in KINDS.items()
     )
     more = f'<p class="quiet">{found.left_out:,} more nodes are not shown.</p>' if found.left_out else ""
     return (
@@ -153,7 +153,7 @@ def _figures(run: Account) -> str:
 
 
 def _refused(run: Account) -> str:
-    rows = [[reason, f"{count:,}", MEANINGS.get(reason, "")] for reason, count in run.rejects.items()]
+    rows = [[reason, f"{count:,}", REFUSALS.get(reason, "")] for reason, count in run.rejects.items()]
     return f"<h2>What was refused</h2>{_table(['reason', 'times', ''], rows)}" if rows else ""
 
 

@@ -34,6 +34,7 @@ class Joined(Happening, frozen=True):
     pid: int
     machine: str = ""
     address: str = ""
+    build: str = ""  # what it computes with
 
 
 class Ready(Happening, frozen=True):

@@ -176,7 +176,8 @@ class Reception:
         peer.bytes_before = (traffic.bytes_sent, traffic.bytes_received, traffic.raw_bytes)
         peer.is_checker = self._door.checks and self._checkers < CHECKERS
         self._checkers += peer.is_checker
-        return Joined(peer.node, peer.name, words.name(hello.host), hello.pid, peer.machine_id, peer.address)
+        host, build = words.name(hello.host), words.line(hello.build)
+        return Joined(peer.node, peer.name, host, hello.pid, peer.machine_id, peer.address, build)
 
     def greet(self, peer: Peer, now: float) -> None:
         """Tell it how to build what is trained, and begin to measure its link."""

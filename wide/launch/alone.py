@@ -8,7 +8,6 @@ import functools
 import os
 import socket
 import time
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,10 +15,11 @@ import torch
 from wide.codec.layout import Flat
 from wide.coordinator import events
 from wide.coordinator.assembly import Course
-from wide.coordinator.picture import Shell, picture
+from wide.coordinator.picture import Shell, picture, with_verdict
 from wide.coordinator.queue import EventQueue
 from wide.coordinator.record import Record
 from wide.coordinator.run import Run
+from wide.coordinator.steering import Steering
 from wide.errors import ParametersMoved, TrainingFailed
 from wide.exchange.inspection import NOT_FINITE
 from wide.job.definition import Job
@@ -28,7 +28,7 @@ from wide.node.carried import Carried
 from wide.node.evaluator import on_copy
 from wide.node.selfcheck import SelfCheck
 from wide.node.trainer import Enough, Place, Trainer
-from wide.strategy.why import explained
+from wide.strategy.why import explained, possible
 from wide.telemetry.journey import Journey
 from wide.telemetry.lately import Lately
 from wide.telemetry.process import rss_bytes
@@ -36,7 +36,7 @@ from wide.telemetry.snapshot import NodeView, Snapshot
 from wide.telemetry.totals import NodeTotals, Traffic, totals_of
 
 ME = 0  # the only node's number
-LOOK_S = 0.25
+LOOK_S, WAIT_S = 0.25, 0.05
 
 
 class EvaluatesHere:
@@ -95,6 +95,9 @@ class Alone:
             {**self.run.performers, events.GrantLease: self._granted, events.DropNode: lambda drop: None},
             self._now,
         )
+        self._steering = None
+        if course.asked is not None:
+            self._steering = Steering(course.asked, self.pool, record.journal, self._queue.post, course.stop)
         self._grant: events.GrantLease | None = None
         self._version = -1  # of the weights that the trainer has
         self._looked_at = -LOOK_S
@@ -116,6 +119,7 @@ class Alone:
                 elif self._grant is not None:
                     self._work(self._grant)
                 else:
+                    time.sleep(WAIT_S if self.pool.is_paused else 0.0)
                     self._decide(events.Ticked())
                 self._look()
         except TrainingFailed as error:
@@ -204,6 +208,8 @@ class Alone:
         record.flush()
         if record.divergence.problem:
             self._decide(events.RunFailed(record.divergence.problem))
+        if self._steering is not None:
+            self._steering.look(now)
         if now - self._looked_at < LOOK_S:
             return
         self._looked_at = now
@@ -218,8 +224,7 @@ class Alone:
         mine = next(totals for totals in self.totals() if totals.node == ME)
         views = (NodeView(mine, None, is_silent=False, leases=1, host=host),)
         snapshot = picture(self.pool, self.run.record, views, now, shell, self._lately)
-        why, verdict = explained(snapshot)
-        return replace(snapshot, why_slow=why, verdict=verdict)
+        return with_verdict(snapshot, explained(snapshot), possible(snapshot))
 
 
 def _first_batch(samples: Samples, size: int, seed: int, i: int, other: int) -> Any:

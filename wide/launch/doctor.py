@@ -19,8 +19,8 @@ import psutil
 
 from wide.config import Sockets, usable_cores
 from wide.errors import Unreachable, WideError
+from wide.launch.addresses import addresses
 from wide.launch.places import cache_folder, private, state_folder
-from wide.launch.serve import addresses
 from wide.launch.visit import Target, target_of, visit
 from wide.transport.tcp import shown
 

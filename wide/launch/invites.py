@@ -26,8 +26,10 @@ from wide.wire.proof import derived
 
 EXPIRES_S, USES = 24 * 3600.0, 100
 FIRST, LISTENING = "invite", "listening.json"  # the pool's first one, and where it is found, in the run's folder
+LINKS = "dashboard"  # where its dashboard is, and by which secrets
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 MOST_S = 10 * 365 * 86400.0
+LOOKERS = ("viewer", "admin")
 MOST_FAILURES = 20  # to read what was written, one after the other; then it is told
 
 
@@ -63,13 +65,18 @@ def first_invite(folder: Path) -> tuple[Invite, str]:
         is_good = revoked_at is None and expires_at - time.time() > 60 and machines < uses
         if is_good and before.addresses == listening_in(folder).addresses and before.pin == _pin(folder):
             return before, _terms(expires_at - time.time(), uses - machines)
-    return new_first_invite(folder), _terms(EXPIRES_S, USES)
+    return new_first_invite(folder), terms_of()
 
 
 def new_first_invite(folder: Path) -> Invite:
     invite = make_invite(folder, name="first")
     write_secret(folder / FIRST, invite.encode() + "\n")
     return invite
+
+
+def terms_of() -> str:
+    """Of an invite that was made without asking for anything else."""
+    return _terms(EXPIRES_S, USES)
 
 
 def _terms(seconds: float, machines: int) -> str:
@@ -106,9 +113,16 @@ def _state(expires_at: float, uses: int, revoked_at: float | None, count: int) -
 
 
 def revoke(folder: Path, what: str) -> str:
-    """An invite by its id, or a machine by its id, a node's number, or its name. What was done."""
+    """An invite by its id, a machine by its id, a node's number, or its name; or the secret with which a dashboard is
+    looked at (`viewer`), or steers (`admin`). What was done.
+    """
     root_of(folder)
     access = Access(folder / DATABASE)
+    if what in LOOKERS:
+        access.replace(what)
+        return (
+            f"the {what}'s secret of the dashboard is revoked; {folder}/{LINKS} has the next, once it is started again"
+        )
     rows = {row[0]: row for row in access.machines()}
     if what in {row[0] for row in access.invites()}:
         access.revoke([], [what], time.time())

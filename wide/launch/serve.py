@@ -6,17 +6,16 @@ import base64
 import contextlib
 import functools
 import ipaddress
-import socket
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-import psutil
 
 from wide.config import Options
 from wide.errors import UsageError
 from wide.job.loading import load, split_spec
+from wide.launch.addresses import addresses
 from wide.launch.crew import Crew, LocalNodes, PoolDoor
 from wide.launch.folder import found_run, remembered_spec
 from wide.launch.invites import FIRST, LISTENING, Listening, addresses_of, first_invite, guests_of, listening_in
@@ -30,9 +29,6 @@ from wide.store.reading import DATABASE
 from wide.store.rundb import create
 from wide.transport.listener import Listener
 from wide.transport.tcp import shown
-
-MOST_ADDRESSES = 4
-INSIDE = ("docker", "br-", "virbr", "veth", "cni", "flannel")  # networks of this machine's own containers
 
 
 @dataclass(frozen=True)
@@ -121,20 +117,3 @@ Also in {folder}/{FIRST} (only you can read it). More, or fewer: wide invite {fo
 def pool_name(pin: bytes) -> str:
     """Four letters, for people who have several pools."""
     return base64.b32encode(pin).decode()[:4].lower()
-
-
-def addresses(host: str) -> list[str]:
-    """Where others find this machine, if it listens on `host`: for 0.0.0.0 and ::, which mean all, each of its own."""
-    if not ipaddress.ip_address(host).is_unspecified:
-        return [host]
-    families = (socket.AF_INET, socket.AF_INET6) if ":" in host else (socket.AF_INET,)
-    found = []
-    for name, interface in psutil.net_if_addrs().items():
-        if (state := psutil.net_if_stats().get(name)) is None or not state.isup or name.startswith(INSIDE):
-            continue
-        for entry in [entry for entry in interface if entry.family in families]:
-            address = ipaddress.ip_address(entry.address.partition("%")[0])
-            if not address.is_loopback and not address.is_link_local:
-                found.append(address)
-    found.sort(key=lambda address: address.version)  # what most machines can reach comes first
-    return [str(address) for address in found[:MOST_ADDRESSES]] or ["::1" if ":" in host else "127.0.0.1"]

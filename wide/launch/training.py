@@ -37,11 +37,12 @@ from wide.job.program import program_of
 from wide.job.samples import Samples
 from wide.job.schedule import Schedule
 from wide.job.settings import build
+from wide.launch import dashboard, track
 from wide.launch import story as story_of
-from wide.launch import track
 from wide.launch.alone import Alone
 from wide.launch.code import code_of
 from wide.launch.crew import Crew
+from wide.launch.dashboard import shown_on_page
 from wide.launch.folder import CHECKPOINTS, LOG, RunFolder
 from wide.launch.result import Result
 from wide.launch.signals import BEFORE, on_signals, stopping
@@ -54,6 +55,7 @@ from wide.store.reading import DATABASE
 from wide.store.rundb import RunDb
 from wide.store.tensorboard import EventFile
 from wide.store.weights import weights_sha256
+from wide.store.wishes import Wishes
 from wide.telemetry.log import log, logging_to
 from wide.telemetry.process import give_back_free_memory
 from wide.telemetry.snapshot import Window
@@ -91,6 +93,7 @@ class Training:
     def __init__(self, job: Job, name: str, options: Options, origin: Origin) -> None:
         self.job, self.options, self._origin, self._name = job, options, origin, name
         track.check(options.track)
+        self._place = dashboard.check(options)
         self.folder = RunFolder(options.out, options.resume, name, origin.file)
         self.dir = self.folder.path
         self._run: Run | None = None  # once there is one
@@ -108,7 +111,8 @@ class Training:
             story = Story(self.dir, self._origin.command, self._origin.spec, self.options, __version__)
             if self._origin.end is not None:
                 on_signals(lambda number, frame: self._give_up(story, number))
-            with tracking(self.options.track, self.dir):
+            tells = self.options.log != "silent"
+            with tracking(self.options.track, self.dir), shown_on_page(self._place, self.dir, tells):
                 try:
                     result = self._train(crew)
                 except BaseException as error:
@@ -166,9 +170,15 @@ class Training:
         while True:
             course, samples = self._course(db, window, is_own_process=crew is not None)
             writer = FileWriter(self.dir / CHECKPOINTS, self.options.keep, db)
+            wishes = Wishes(self.dir / DATABASE, db.write)
             try:
-                with stopping(self._stop, self._received), contextlib.closing(writer):
-                    course = replace(course, writer=None if self.options.only_plans else writer, points=points)
+                with (
+                    stopping(self._stop, self._received),
+                    contextlib.closing(writer),
+                    contextlib.closing(wishes),
+                ):
+                    course = replace(course, points=points, asked=wishes, stop=self._asked_to_stop)
+                    course = course if self.options.only_plans else replace(course, writer=writer)
                     return course, self._alone(course, samples) if crew is None else self._pool(course, samples, crew)
             except ParametersMoved as error:
                 if self._received:
@@ -312,6 +322,11 @@ class Training:
         self._stop_reason = reason
         if self._run is not None:
             self._run.stop_reason = reason
+
+    def _asked_to_stop(self) -> None:
+        """By the run's owner, who is somewhere else: the same as a signal."""
+        self._received.append(signal.SIGTERM)
+        self._stop("stopped by its owner")
 
     def _tell_end(self) -> None:
         end = self._run.ended if self._run is not None else None

@@ -36,8 +36,8 @@ class Shelf(Protocol):
 
 
 class Payloads:
-    """The node's end of what is not sent raw. `codec_s` is the time that was spent on it, or waiting for it. What a
-    lossy codec owes survives a connection.
+    """The node's end of what is not sent raw. `codec_s` is the time that was spent on it, or waiting for it; `decode_s`
+    is a part of that. What a lossy codec owes survives a connection.
     """
 
     def __init__(self, shelf: Shelf, encoders: Encoders) -> None:
@@ -46,7 +46,7 @@ class Payloads:
         self._feedback: Feedback | None = None
         self._role = ""
         self._paid = 0  # the lease whose update carried, as the last one, some of what was owed
-        self.codec_s = 0.0
+        self.codec_s = self.decode_s = 0.0
 
     def unpack(self, message: say.Work | say.Weights, is_first: bool, batches: torch.Tensor | None) -> Unpacking:
         """Decodes what follows this message: `send` it each part as it comes; it returns after the last one.
@@ -66,7 +66,7 @@ class Payloads:
                 data = yield
                 started = time.perf_counter()
                 decode(piece, codec, data, self._shelf.weights.raw, is_difference=not work.is_whole)
-                self.codec_s += time.perf_counter() - started
+                self._decoded(started)
 
     def _unpack_batches(self, work: say.Work, target: Bytes) -> Unpacking:
         codec, offset = codec_named(work.batches_codec), 0
@@ -76,8 +76,15 @@ class Payloads:
             for start in range(0, nbytes, PIECE_NBYTES):
                 end = min(start + PIECE_NBYTES, nbytes)
                 data = yield
+                started = time.perf_counter()
                 codec.decode(data, target[offset + start : offset + end], width)
+                self._decoded(started)
             offset += nbytes
+
+    def _decoded(self, started: float) -> None:
+        took_s = time.perf_counter() - started
+        self.codec_s += took_s
+        self.decode_s += took_s
 
     def refused(self, lease: int) -> None:
         """This lease's update did not count. If another one is on its way already, what it had paid is lost."""

@@ -186,8 +186,9 @@ class Session:
             distracted_s=package.distracted_s,
             is_finite=work.update_at is None or total.is_finite(),
             fetch_s=self._fetch_s,
+            decode_s=payloads.decode_s,
         )
-        self._waited_s = payloads.codec_s = self._fetch_s = 0.0
+        self._waited_s = payloads.codec_s = payloads.decode_s = self._fetch_s = 0.0
         reach("node.before_send")
         room = self._beside.room(work.update_at) if work.update_at is not None else None
         payloads.send(self._connection, update, total, room)

@@ -28,6 +28,11 @@ REVOKE_MACHINE = """INSERT INTO machines VALUES (?1, '', '', '', ?2, ?2)
 REVOKE_INVITE = "UPDATE invites SET revoked_at = ? WHERE id = ? AND revoked_at IS NULL"
 
 
+GENERATION = "SELECT generation FROM generations WHERE kind = ?"
+NEXT_GENERATION = """INSERT INTO generations VALUES (?1, 1)
+    ON CONFLICT(kind) DO UPDATE SET generation = generation + 1"""
+
+
 class Access:
     """Of the run in that database, which must be there. Whoever trains does not wait for it."""
 
@@ -64,6 +69,15 @@ class Access:
         with self._writing() as db:
             db.executemany(REVOKE_MACHINE, [(machine, at) for machine in machines])
             db.executemany(REVOKE_INVITE, [(at, invite) for invite in invites])
+
+    def generation(self, kind: str) -> int:
+        """How often the secret of viewers, or admins, was replaced."""
+        found = self._read(GENERATION, kind)
+        return int(found[0][0]) if found else 0
+
+    def replace(self, kind: str) -> None:
+        with self._writing() as db:
+            db.execute(NEXT_GENERATION, (kind,))
 
     def _read(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
         """By a connection of its own, which sees what is there now, whatever became of the files meanwhile."""

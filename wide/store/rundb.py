@@ -45,6 +45,8 @@ CREATE TABLE IF NOT EXISTS visits(node INTEGER, machine TEXT, address TEXT, at R
 CREATE TABLE IF NOT EXISTS leases(at REAL, leases INTEGER, words TEXT, data BLOB);
 CREATE TABLE IF NOT EXISTS events(at REAL, kind TEXT, node INTEGER, words TEXT);
 CREATE TABLE IF NOT EXISTS live(id INTEGER PRIMARY KEY CHECK (id = 0), at REAL, snapshot TEXT);
+CREATE TABLE IF NOT EXISTS wishes(id INTEGER PRIMARY KEY AUTOINCREMENT, what TEXT, node INTEGER, answer TEXT);
+CREATE TABLE IF NOT EXISTS generations(kind TEXT PRIMARY KEY, generation INTEGER);
 CREATE TABLE IF NOT EXISTS shape(id INTEGER PRIMARY KEY CHECK (id = 0), samples_per_epoch INTEGER, batch_size INTEGER,
     batches_per_step INTEGER, batches_per_epoch INTEGER, steps_per_epoch INTEGER);
 """

@@ -56,6 +56,8 @@ class NodeView(NamedTuple):
     machine: str = ""  # the same for all nodes of one; "": not known
     cores: int = 0  # that the machine has for nodes
     recent: Recent = Recent()
+    build: str = ""  # torch, device, threads, instruction set, by its own words
+    staleness: int = 0  # steps that the weights had made since it was given them, when its last update counted
 
     @property
     def state(self) -> str:
@@ -106,6 +108,8 @@ class Snapshot:
     rows_waiting: int = 0  # for run.db
     why_slow: tuple[str, ...] = ()  # what is in the way, the costliest first (strategy/why.py)
     verdict: str = ""  # the same in one line, or that all is well
+    possible: float = 0.0  # batches in a second that its nodes could compute together; 0: not measured
+    is_paused: bool = False  # by its owner: nothing is leased
 
 
 class Window:

@@ -196,6 +196,7 @@ class Update(Message, frozen=True):
     distracted_s: Seconds = 0.0  # the longest while in which I did not look for more of it
     is_finite: bool = True  # all of it; said of an update that lies in your memory, and was looked through here
     fetch_s: Seconds = 0.0  # of compute_s: until its batches were there
+    decode_s: Seconds = 0.0  # of codec_s: your work, not my answer
 
 
 class Part(Message, frozen=True):

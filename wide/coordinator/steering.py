@@ -1,0 +1,77 @@
+"""What the run's owner asks for, carried out: pause, go on, save, stop, send a node away. Each wish is answered once.
+
+Knows wishes and events. What they do to a pool is for the pool to decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from wide.coordinator import events
+from wide.coordinator.journal import Journal
+from wide.coordinator.state import Pool
+from wide.errors import Refused
+from wide.store.wishes import Wish, refusal
+
+EVERY_S = 0.25
+
+
+class Asked(Protocol):
+    """Where wishes come from (store/wishes.py)."""
+
+    def new(self) -> list[Wish]: ...
+    def answer(self, wish: Wish, words: str) -> None: ...
+
+
+class Steering:
+    """`stop` ends the run as a signal would; `send_away` dismisses a node; None: there is none that could be."""
+
+    def __init__(
+        self,
+        asked: Asked,
+        pool: Pool,
+        journal: Journal,
+        post: Callable[[events.Event], None],
+        stop: Callable[[], None],
+        send_away: Callable[[int, Refused], None] | None = None,
+    ) -> None:
+        self._asked, self._pool, self._journal, self._post = asked, pool, journal, post
+        self._stop, self._send_away = stop, send_away
+        self._looked_at = -EVERY_S
+
+    def look(self, now: float) -> None:
+        """Often; does something a few times a second."""
+        if now - self._looked_at < EVERY_S:
+            return
+        self._looked_at = now
+        for wish in self._asked.new():
+            words = self._carry_out(wish)
+            self._journal.tell("asked", wish.node, f"{wish.what}: {words}")
+            self._asked.answer(wish, words)
+
+    def _carry_out(self, wish: Wish) -> str:
+        match wish.what:
+            case "pause":
+                self._post(events.PauseRequested())
+                return "paused: what is out is still merged, and nothing more is leased"
+            case "resume":
+                self._post(events.ResumeRequested())
+                return "it goes on"
+            case "checkpoint":
+                self._post(events.CheckpointRequested())
+                return "it is saved, at the next version at the latest"
+            case "stop":
+                self._stop()
+                return "it stops, with a checkpoint"
+            case "drop" if wish.node is not None:
+                return self._drop(wish.node)
+        return refusal("nobody here knows how to do that")
+
+    def _drop(self, node: int) -> str:
+        if node not in self._pool.members or self._send_away is None:
+            return refusal(f"there is no node {node} in the pool, or it cannot leave")
+        if len(self._pool.members) == 1 and not self._pool.is_open:
+            return refusal(f"node {node} is the only one, and no other can come: stop the run instead")
+        self._send_away(node, Refused("whoever runs the pool has sent this node away"))
+        return f"node {node} is sent away"

@@ -1,0 +1,240 @@
+"""The dashboard's own server: a page, its data as JSON, a stream of what is new, and, with the admin's secret, a few
+things that can be done to a run. Knows starlette; what can be done, and how, is given to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+from anyio import CapacityLimiter, to_thread
+from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from wide.dashboard.doorkeeper import HEADERS, Doorkeeper, No
+from wide.dashboard.following import Followed
+from wide.dashboard.openmetrics import openmetrics
+from wide.dashboard.stream import Stream
+from wide.errors import NotYet, UsageError, WideError
+
+PAGE = Path(str(resources.files("wide.dashboard"))) / "page"
+MOST_BODY_NBYTES = 4096
+MOST_POINTS, MOST_COLUMNS, MOST_ROWS = 4000, 6000, 200
+READERS = 4  # threads that read run.db at a time
+OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+STATUS: dict[type[WideError], int] = {NotYet: 409, UsageError: 409}
+
+
+class Control(Protocol):
+    """What can be done to a run: its words are shown to whoever asked. Raises WideError, if it cannot be done."""
+
+    def do(self, folder: Path, what: str, node: int | None) -> dict[str, Any]: ...
+
+
+class Dashboard:
+    """Of these runs, the first of which is shown first."""
+
+    def __init__(self, runs: Sequence[Followed], doorkeeper: Doorkeeper, control: Control, version: str) -> None:
+        self._runs = {run.name: run for run in runs}
+        self._doorkeeper, self._control, self._version = doorkeeper, control, version
+        self.stream = Stream(lambda: [run.news() for run in runs])
+        self._limit = CapacityLimiter(READERS)
+
+    def app(self) -> ASGIApp:
+        one = "/api/runs/{run}"
+        routes = [
+            Route("/", self._page),
+            Route("/metrics", self._answer(self._metrics)),
+            Route("/api", self._answer(self._about_server)),
+            Route(one, self._answer(self._about)),
+            Route(f"{one}/curves", self._answer(self._curves)),
+            Route(f"{one}/series", self._answer(self._series)),
+            Route(f"{one}/nodes/{{node:int}}", self._answer(self._node)),
+            Route(f"{one}/events", self._answer(self._events)),
+            Route(f"{one}/timeline", self._answer(self._timeline)),
+            Route(f"{one}/control/{{what}}", self._steer, methods=["POST"]),
+            Route("/api/stream", _Listening(self)),
+            Mount("/page", StaticFiles(directory=PAGE)),
+        ]
+        handlers: Mapping[Any, Any] = {No: _no, UsageError: _unreadable, NotYet: _unreadable}
+        middleware = [Middleware(GZipMiddleware, minimum_size=2000, compresslevel=1), Middleware(Guarded, self)]
+        return Starlette(routes=routes, exception_handlers=handlers, middleware=middleware)
+
+    # ── what is seen ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _page(self, request: Request) -> Response:
+        """It holds no data, and so needs no secret."""
+        return Response(
+            (PAGE / "index.html").read_bytes(), media_type="text/html", headers={"cache-control": "no-cache"}
+        )
+
+    def _answer(self, find: Callable[[Request], Any]) -> Callable[[Request], Awaitable[Response]]:
+        """To whoever may look; found in a thread."""
+
+        async def endpoint(request: Request) -> Response:
+            await to_thread.run_sync(self._doorkeeper.role, request.headers)
+            found = await to_thread.run_sync(find, request, limiter=self._limit)
+            return found if isinstance(found, Response) else _json(found)
+
+        return endpoint
+
+    def _about_server(self, request: Request) -> dict[str, Any]:
+        role = self._doorkeeper.role(request.headers)
+        may_steer = self._doorkeeper.may_steer and role == "admin"
+        return {"version": self._version, "runs": list(self._runs), "role": role, "may_steer": may_steer}
+
+    def _about(self, request: Request) -> dict[str, Any]:
+        return self._run(request).about()
+
+    def _curves(self, request: Request) -> dict[str, Any]:
+        points = int(_number(request, "points", 1200, 10, MOST_POINTS))
+        return self._run(request).curves(_number_or_none(request, "from"), _number_or_none(request, "to"), points)
+
+    def _series(self, request: Request) -> dict[str, Any]:
+        return self._run(request).series(int(_number(request, "points", 300, 10, MOST_POINTS)))
+
+    def _node(self, request: Request) -> dict[str, Any]:
+        points = int(_number(request, "points", 300, 10, MOST_POINTS))
+        return self._run(request).node(min(request.path_params["node"], 1 << 62), points)
+
+    def _events(self, request: Request) -> dict[str, Any]:
+        return self._run(request).events()
+
+    def _timeline(self, request: Request) -> dict[str, Any]:
+        columns = int(_number(request, "columns", 1200, 10, MOST_COLUMNS))
+        first = int(_number(request, "row", 0, 0, 1e9))
+        rows = int(_number(request, "rows", 40, 1, MOST_ROWS))
+        start, end = _number_or_none(request, "from"), _number_or_none(request, "to")
+        return self._run(request).timeline(start, end, columns, first, rows)
+
+    def _metrics(self, request: Request) -> Response:
+        name = request.query_params.get("run", next(iter(self._runs)))
+        if name not in self._runs:
+            raise No(404, "there is no such run here")
+        found = self._runs[name].account()
+        return Response(openmetrics(found.brief, found.snapshot), media_type=OPENMETRICS)
+
+    def _run(self, request: Request) -> Followed:
+        found = self._runs.get(request.path_params["run"])
+        if found is None:
+            raise No(404, "there is no such run here")
+        return found
+
+    async def listen(self, headers: Headers, receive: Receive, send: Send) -> None:
+        await to_thread.run_sync(self._doorkeeper.role, headers)
+        await self.stream.tell(receive, send, lambda: self._may_look(headers))
+
+    def _may_look(self, headers: Headers) -> bool:
+        try:
+            self._doorkeeper.role(headers)
+        except No:
+            return False
+        return True
+
+    def check_site(self, headers: Headers) -> None:
+        self._doorkeeper.check_site(headers)
+
+    # ── what is done ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _steer(self, request: Request) -> Response:
+        await to_thread.run_sync(self._doorkeeper.check_admin, request.headers)
+        given = await _body(request)
+        node = given.get("node")
+        if node is not None and (not isinstance(node, int) or not 0 <= node < 1 << 53):
+            raise No(400, "node: expected a number")
+        folder, what = self._run(request).folder, request.path_params["what"]
+        try:
+            return _json(await to_thread.run_sync(self._control.do, folder, what, node))
+        except WideError as error:
+            raise No(STATUS.get(type(error), 409), str(error)) from None
+
+
+class Guarded:
+    """Every request, before anything else looks at it; every answer gets the headers that keep browsers careful."""
+
+    def __init__(self, app: ASGIApp, dashboard: Dashboard) -> None:
+        self._app, self._dashboard = app, dashboard
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+
+        async def careful(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                extra = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+                message["headers"] = [*message.get("headers", ()), *extra]
+            await send(message)
+
+        try:
+            self._dashboard.check_site(Headers(scope=scope))
+        except No as no:
+            return await _json({"error": no.why}, no.status)(scope, receive, careful)
+        return await self._app(scope, receive, careful)
+
+
+class _Listening:
+    """The stream, as an application of its own: starlette would not notice a reader who does not read."""
+
+    def __init__(self, dashboard: Dashboard) -> None:
+        self._dashboard = dashboard
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._dashboard.listen(Headers(scope=scope), receive, send)
+
+
+async def _no(request: Request, error: No) -> Response:
+    return _json({"error": error.why}, error.status)
+
+
+async def _unreadable(request: Request, error: WideError) -> Response:
+    """The run's folder is gone, or damaged."""
+    return _json({"error": str(error)}, 410)
+
+
+async def _body(request: Request) -> dict[str, Any]:
+    """A small JSON object, or nothing."""
+    data = b""
+    async for part in request.stream():
+        data += part
+        if len(data) > MOST_BODY_NBYTES:
+            raise No(413, "that is too much")
+    try:
+        found = msgspec.json.decode(data or b"{}")
+    except msgspec.DecodeError:
+        found = None
+    if not isinstance(found, dict):
+        raise No(400, "expected a JSON object")
+    return found
+
+
+def _json(data: Any, status: int = 200) -> Response:
+    headers = {"cache-control": "no-store"}
+    return Response(msgspec.json.encode(data), status, headers, media_type="application/json")
+
+
+def _number(request: Request, name: str, usual: float, least: float, most: float) -> float:
+    found = _number_or_none(request, name)
+    return min(max(usual if found is None else found, least), most)
+
+
+def _number_or_none(request: Request, name: str) -> float | None:
+    text = request.query_params.get(name)
+    if text is None:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not abs(value) < 1e15:
+        raise No(400, f"{name}: expected a number")
+    return value
