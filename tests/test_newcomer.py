@@ -17,8 +17,8 @@ from tests.processes import ROOT, python, result_of, started, until, wide
 from tests.test_ends import has_steps
 from tests.test_run import SLOW_LOSS, a_job
 from wide.cli.main import main
-from wide.launch.folder import RunFolder
 from wide.launch.addresses import addresses
+from wide.launch.folder import RunFolder
 from wide.store.weights import weights_sha256
 
 processes = pytest.mark.processes

@@ -5,6 +5,7 @@ told. Whenever a node waits for an answer, the server has its turn.
 from __future__ import annotations
 
 from concurrent.futures import wait
+from dataclasses import replace
 
 import torch
 
@@ -46,7 +47,7 @@ ELSEWHERE = "203.0.113.9:1"
 class Twin:
     """A coordinator; `disk` is what survives it."""
 
-    def __init__(self, job, disk=None, is_open=True, evaluates=False, shares=False, **given):
+    def __init__(self, job, disk=None, is_open=True, evaluates=False, shares=False, asked=None, **given):
         self.common = Common(is_wanted=shares, smallest=0)
         self.job, self.disk, self.now = job, disk or Disk(), 100.0
         options = resolve({"strategy": "sync", "steps": 5} | given, {})
@@ -58,6 +59,7 @@ class Twin:
             start = resume.restore(saved, schedule, self.master, "here")
         self.writer, clock = MemoryWriter(self.disk, db), Clock(lambda: self.now, lambda: self.now)
         course = Course(options, schedule, self.master, options.steps, db, self.writer, start, clock)
+        course = replace(course, asked=asked, stop=self._stop)
         self.hub = MemoryHub(lambda seconds, has_news: 0.0)
         door = Door(Guests(TOKEN, "evaluator's"), job.seed, options.data, options.codecs, "build")
         priors = lambda names, *_: {name: PRIORS[name] for name in names}  # noqa: E731
@@ -65,6 +67,9 @@ class Twin:
         self.server = assembly.server(course, *parts, try_codecs=priors, common=self.common)
         self.run, self.exchange, self.pool = self.server.run, self.server.exchange, self.server.pool
         self._ticked_at = 0.0
+
+    def _stop(self):
+        self.run.stop_reason = "stopped by its owner"
 
     def turn(self, seconds=TURN_S):
         """Hear what was said, and let so much time pass."""

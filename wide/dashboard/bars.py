@@ -127,7 +127,7 @@ def _edges(rows: npt.NDArray[Any], stations: Floats, window: Window, origin: flo
     found = []
     for node in np.unique(rows["node"]).tolist():
         mine = stations[rows["node"] == node]
-        spans = ((window.began_at, mine[0, 0]), (mine[:, -1].max(), window.ended_at))
+        spans = ((window.began_at, float(mine[0, 0])), (float(mine[:, -1].max()), window.ended_at))
         found += [[node, a - origin, b - origin, NOTHING] for a, b in spans if b - a >= LEAST_GAP_S]
     return found
 

@@ -165,6 +165,9 @@ def _names(known: Any) -> list[str]:
 
 def _stations(rows: npt.NDArray[Any]) -> Floats:
     """Told backwards from when it was here: its node's watch says how long each part took."""
+    rows = rows.copy()
+    for name in ("here_s", "came_s", "codec_s", "decode_s", "compute_s", "received_s"):
+        rows[name] = np.where(np.isfinite(rows[name]), rows[name], np.nan)
     here = np.maximum(rows["here_s"].astype(np.float64), 0.0)
     encoded = np.clip(rows["came_s"], 0.0, here)
     computed = np.maximum(encoded - np.maximum(rows["codec_s"] - rows["decode_s"], 0.0), 0.0)

@@ -50,7 +50,7 @@ class Stream:
                     await task
 
     async def _send_all(self, send: Send, may_still: Callable[[], bool]) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+        await _patiently(send, {"type": "http.response.start", "status": 200, "headers": HEADERS})
         await _body(send, b": hello\n\n")
         number = self._number if self._data else -1
         if self._data:
@@ -59,9 +59,8 @@ class Stream:
             async with self._news:
                 await self._news.wait_for(lambda number=number: self._number > number or self._is_over)  # type: ignore[misc]
                 number, data = self._number, self._data
-            async with asyncio.timeout(STUCK_S):
-                await _body(send, data)
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await _body(send, data)
+        await _patiently(send, {"type": "http.response.body", "body": b"", "more_body": False})
 
     async def finish(self) -> None:
         """Everybody is told how things stand, and then nothing more."""
@@ -87,7 +86,12 @@ class Stream:
 
 
 async def _body(send: Send, data: bytes) -> None:
-    await send({"type": "http.response.body", "body": data, "more_body": True})
+    await _patiently(send, {"type": "http.response.body", "body": data, "more_body": True})
+
+
+async def _patiently(send: Send, message: Message) -> None:
+    async with asyncio.timeout(STUCK_S):
+        await send(message)
 
 
 async def _disconnected(receive: Receive) -> None:
