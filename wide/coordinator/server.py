@@ -72,7 +72,7 @@ class Server:
         journal, post = run.record.journal, self._queue.post
         self._steering = None
         if asked is not None:
-            self._steering = Steering(asked, pool, journal, post, stop, exchange.dismiss_node)
+            self._steering = Steering(asked, pool, journal, post, stop, exchange.send_away)
         self._name, self._contributions, self._shares = name, Contributions(), Contributions(TELL_S)
         self._painter = Painter(pool, run.record, exchange)
         self._suspicion = ""  # that was told

@@ -11,7 +11,6 @@ from typing import Protocol
 from wide.coordinator import events
 from wide.coordinator.journal import Journal
 from wide.coordinator.state import Pool
-from wide.errors import Refused
 from wide.store.wishes import Wish, refusal
 
 EVERY_S = 0.25
@@ -34,7 +33,7 @@ class Steering:
         journal: Journal,
         post: Callable[[events.Event], None],
         stop: Callable[[], None],
-        send_away: Callable[[int, Refused], None] | None = None,
+        send_away: Callable[[int], None] | None = None,
     ) -> None:
         self._asked, self._pool, self._journal, self._post = asked, pool, journal, post
         self._stop, self._send_away = stop, send_away
@@ -73,5 +72,5 @@ class Steering:
             return refusal(f"there is no node {node} in the pool, or it cannot leave")
         if len(self._pool.members) == 1 and not self._pool.is_open:
             return refusal(f"node {node} is the only one, and no other can come: stop the run instead")
-        self._send_away(node, Refused("whoever runs the pool has sent this node away"))
+        self._send_away(node)
         return f"node {node} is sent away"

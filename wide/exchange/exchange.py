@@ -38,7 +38,7 @@ from wide.exchange.inspection import Inspection
 from wide.exchange.intake import Intake, Whole
 from wide.exchange.link_codecs import LinkCodecs
 from wide.exchange.peer import Peer
-from wide.exchange.reception import EVALUATOR, Reception
+from wide.exchange.reception import EVALUATOR, SENT_AWAY, Reception
 from wide.exchange.switchboard import Switchboard
 from wide.exchange.versions import Versions
 from wide.telemetry.clock import Clock
@@ -156,6 +156,11 @@ class Exchange:
         peer = self._board.peers.get(node)
         if peer is not None and (peer.is_ready or peer.is_evaluator):
             self.dismiss(peer, error)
+
+    def send_away(self, node: int) -> None:
+        """For good: should it not hear that, because it is computing, it hears it when it comes back."""
+        self._reception.sent_away.add(node)
+        self.dismiss_node(node, Refused(SENT_AWAY))
 
     def dismiss(self, peer: Peer, error: WideError) -> None:
         """This peer cannot be used: say why, count it, forget it."""

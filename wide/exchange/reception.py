@@ -37,6 +37,8 @@ MOST_BUILDS = 32  # kinds of machines that are told of
 MOST_ECHOES = 16  # for one visitor
 HEADER_LIMIT = 1 << 20  # a model of 10,000 tensors describes itself in less
 
+SENT_AWAY = "whoever runs the pool has sent this node away"
+
 
 class Reception:
     """A node that comes back after its connection broke is the same node; its old connection is of no use any more.
@@ -61,6 +63,7 @@ class Reception:
         self._live_nbytes = layout.live_nbytes
         self._payload_limit = max(layout.live_nbytes, MOST_PART_NBYTES)
         self._known: dict[tuple[str, str], int] = {}  # nodes by their machine, and the key that only they know
+        self.sent_away: set[int] = set()  # nodes that are not wanted any more
         self.traffic = traffic
         self._checkers, self._is_checked = 0, False  # nodes that were asked to try the job; has one of them done so?
         self._asked, self._asked_at = 0, math.inf  # of them, all in all; when the first one was
@@ -83,6 +86,8 @@ class Reception:
             return [*enrolled, *self._receive(peer, hello)]
         peer.is_evaluator = hello.role == "evaluator"
         number = EVALUATOR if peer.is_evaluator else self._known.get((peer.machine_id, hello.key), 0)
+        if number in self.sent_away:
+            raise Refused(SENT_AWAY)
         if (former := self._board.peers.get(number)) is not None:
             dismiss(former, Absent("came back", "it came back by another connection"))
         if not number:

@@ -32,6 +32,8 @@ export class Chart {
     this.axis = axis;
     const filled = curves.filter((curve) => curve.x.length);
     this.empty.hidden = filled.length > 0;
+    const last = filled[0]?.x;
+    this.place.dataset.last = last ? String(last[last.length - 1]) : "";
     if (!filled.length) { this.plot?.destroy(); this.plot = null; return; }
     let data = filled.length === 1 ? [filled[0].x, filled[0].y] : uPlot.join(filled.map((curve) => [curve.x, curve.y]));
     if (this.given.stacked) data = piled(data);
@@ -46,7 +48,6 @@ export class Chart {
     this.names = names;
     this.plot?.destroy();
     this.plot = new uPlot(this.options(filled), data, this.place);
-    this.place.dataset.points = String(data[0].length);
     if (this.zoom) this.plot.setScale("x", this.zoom);
   }
 
