@@ -20,6 +20,7 @@ NAMES = (
         "tls",
         "door",
         "views",
+        "dashboard",
         "rundb",
         "everything",
         "sim",

@@ -396,7 +396,7 @@ def test_what_is_summed_up_is_what_the_bars_say(staged):
     with Reading(staged) as run:
         pixels = drawn(leases, Window(began_at, ended_at, 1000, nodes), run)
     assert pixels.shape == (17 * 5, 1000)
-    rows, stations = leases.between(began_at, ended_at)
+    rows, stations = leases.few_between(began_at, ended_at, 10_000)
     for i, node in enumerate(nodes):
         computed_s = (stations[:, 4] - stations[:, 3])[rows["node"] == node].sum()
         seen = (pixels[17 * i : 17 * i + 14] == 1).mean()  # of leases that overlap, no more than all of a moment
@@ -417,7 +417,7 @@ def test_leases_of_an_older_version_are_read(tmp_path):
     db.close()
     leases = leases_in(tmp_path)
     assert leases.count == 13
-    rows, stations = leases.between(0.0, 2000.0)
+    rows, stations = leases.few_between(0.0, 2000.0, 100)
     assert rows["batches"].tolist() == [6] * 13
     assert np.isnan(rows["loss"]).all()
     assert stations[0] - 1000.0 == pytest.approx([0, 0.1, 0.1, 0.1, 0.4, 0.5, 0.6], abs=1e-6)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import base64
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,12 +26,22 @@ LEFT = "SELECT node, name, joined_at, left_at, why FROM nodes ORDER BY rowid"
 Data = dict[str, Any]
 
 
-def picture(leases: Leases, run: Reading, span: tuple[float | None, float | None], columns: int, rows: slice) -> Data:
+class Span(NamedTuple):
+    """From one moment to another (None: the run's first, or last); or so many seconds before its last."""
+
+    start: float | None = None
+    end: float | None = None
+    last_s: float | None = None
+
+
+def picture(leases: Leases, run: Reading, span: Span, columns: int, rows: slice) -> Data:
     """Times are in seconds after the run's first lease."""
     everybody = sorted(leases.amounts)
     origin, last = leases.span
-    start = origin if span[0] is None else origin + span[0]
-    end = last if span[1] is None else origin + span[1]
+    start = origin if span.start is None else origin + span.start
+    end = last if span.end is None else origin + span.end
+    if span.last_s is not None:
+        start, end = last - span.last_s, last
     nodes = everybody[rows]
     window = Window(start, max(end, start + 1e-6), columns, nodes)
     told: Data = {
@@ -50,11 +60,9 @@ def picture(leases: Leases, run: Reading, span: tuple[float | None, float | None
     }
     if not leases.count:
         return told
-    found, stations = leases.between(window.began_at, window.ended_at)
-    mine = np.isin(found["node"], nodes)
-    found, stations = found[mine], stations[mine]
-    if len(found) <= FEW:
-        return told | _bars(leases, found, stations, window, origin)
+    if (few := leases.few_between(window.began_at, window.ended_at, FEW)) is not None:
+        mine = np.isin(few[0]["node"], nodes)
+        return told | _bars(leases, few[0][mine], few[1][mine], window, origin)
     data = png(drawn(leases, window, run))
     return told | {"png": "data:image/png;base64," + base64.b64encode(data).decode()}
 

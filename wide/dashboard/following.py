@@ -5,6 +5,7 @@ Knows run.db by way of accounts and leases. Whatever becomes of the run's folder
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -16,7 +17,7 @@ import numpy as np
 
 from wide.dashboard import charts
 from wide.dashboard.account import Account, account, finite, look, saved_sha256
-from wide.dashboard.bars import picture
+from wide.dashboard.bars import Span, picture
 from wide.dashboard.leases import Leases
 from wide.dashboard.runs import given
 from wide.errors import UsageError
@@ -114,11 +115,16 @@ class Followed:
     def account(self) -> Account:
         return account(self.folder)
 
-    def timeline(self, start: float | None, end: float | None, columns: int, first: int, rows: int) -> Data:
+    def warm(self) -> None:
+        """Before anybody asks: a million leases take a second to read."""
+        with contextlib.suppress(UsageError), self._lock, Reading(self.folder) as run:
+            self._leases.read(run)
+
+    def timeline(self, span: Span, columns: int, first: int, rows: int) -> Data:
         """What was done in that time, in seconds after the run's first lease; by so many nodes, from the `first`."""
         with self._lock, Reading(self.folder) as run:
             self._leases.read(run)
-            return picture(self._leases, run, (start, end), columns, slice(first, first + rows))
+            return picture(self._leases, run, span, columns, slice(first, first + rows))
 
     def _keeping(self, key: str, find: Callable[[Reading], Data]) -> Data:
         with self._lock:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -95,15 +96,23 @@ class Leases:
             return None
         return float(grants[widest]), float(grants[widest + 1])
 
-    def between(self, start: float, end: float) -> tuple[npt.NDArray[Any], Floats]:
-        """Those of which something happened in that time: rows and stations."""
-        rows, stations = [np.zeros(0, NEW)], [np.zeros((0, len(PARTS) + 1))]
+    def seen_between(self, start: float, end: float) -> Iterator[Chunk]:
+        """Those of which something happened in that time."""
         for chunk in self.chunks:
-            if chunk.began_at < end and chunk.ended_at > start:
-                seen = (chunk.stations[:, 0] < end) & (chunk.stations[:, -1] > start)
-                whole = bool(seen.all())
-                rows.append(chunk.rows if whole else chunk.rows[seen])
-                stations.append(chunk.stations if whole else chunk.stations[seen])
+            if chunk.began_at >= end or chunk.ended_at <= start:
+                continue
+            seen = (chunk.stations[:, 0] < end) & (chunk.stations[:, -1] > start)
+            yield chunk if seen.all() else chunk._replace(rows=chunk.rows[seen], stations=chunk.stations[seen])
+
+    def few_between(self, start: float, end: float, most: int) -> tuple[npt.NDArray[Any], Floats] | None:
+        """The same, all in one: rows and stations. None: they are more than so many."""
+        rows, stations, count = [np.zeros(0, NEW)], [np.zeros((0, len(PARTS) + 1))], 0
+        for chunk in self.seen_between(start, end):
+            count += len(chunk.rows)
+            if count > most:
+                return None
+            rows.append(chunk.rows)
+            stations.append(chunk.stations)
         return np.concatenate(rows), np.concatenate(stations)
 
     def _at_home(self, rows: npt.NDArray[Any], at: Any, known: str) -> npt.NDArray[Any]:

@@ -53,7 +53,7 @@ class Timeline(NamedTuple):
 
 
 class Window(NamedTuple):
-    """From one moment to another, in so many columns, for these nodes."""
+    """From one moment to another, in so many columns, for these nodes, in the order of their numbers."""
 
     began_at: float
     ended_at: float
@@ -96,18 +96,21 @@ def drawn(leases: Leases, window: Window, run: Reading) -> npt.NDArray[np.uint8]
 
 def _parts(leases: Leases, window: Window) -> Floats:
     """(nodes, kinds, columns): which part of each column's time was spent how."""
-    rows, stations = leases.between(window.began_at, window.ended_at)
-    order = np.argsort(np.asarray(window.nodes))
-    known = np.asarray(window.nodes)[order]
-    place = np.clip(np.searchsorted(known, rows["node"]), 0, max(0, len(known) - 1))
-    mine = known[place] == rows["node"] if len(known) else np.zeros(len(rows), bool)
-    which, stations, refused = order[place[mine]], stations[mine], rows["refused"][mine] > 0
-    at = np.clip((stations - window.began_at) / window.column_s, 0, window.columns)
-    ramps = [_ramp(which, at[:, i], window) for i in range(at.shape[1])]
-    parts = np.zeros((len(window.nodes), len(KINDS), window.columns))
+    shape = (len(window.nodes), window.columns + 1)
+    ramps, lost = np.zeros((len(PARTS) + 1, *shape)), np.zeros((2, *shape))
+    nodes = np.asarray(window.nodes, np.int64)
+    for chunk in leases.seen_between(window.began_at, window.ended_at) if len(nodes) else ():
+        place = np.clip(np.searchsorted(nodes, chunk.rows["node"]), 0, len(nodes) - 1)
+        mine = nodes[place] == chunk.rows["node"]
+        which, refused = place[mine], chunk.rows["refused"][mine] > 0
+        at = np.clip((chunk.stations[mine] - window.began_at) / window.column_s, 0, window.columns)
+        for i in range(len(ramps)):
+            ramps[i] += _ramp(which, at[:, i], window)
+        for i, station in enumerate((0, -1)):
+            lost[i] += _ramp(which[refused], at[refused, station], window)
+    parts = np.zeros((len(nodes), len(KINDS), window.columns))
     for i, name in enumerate(PARTS):
         parts[:, list(KINDS).index(name)] = _covered(ramps[i], ramps[i + 1])
-    lost = [_ramp(which[refused], at[refused, i], window) for i in (0, -1)]
     parts[:, REFUSED - 1] = _covered(*lost)
     return parts
 

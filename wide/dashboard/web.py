@@ -21,6 +21,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from wide.dashboard.bars import Span
 from wide.dashboard.doorkeeper import HEADERS, Doorkeeper, No
 from wide.dashboard.following import Followed
 from wide.dashboard.openmetrics import openmetrics
@@ -114,8 +115,8 @@ class Dashboard:
         columns = int(_number(request, "columns", 1200, 10, MOST_COLUMNS))
         first = int(_number(request, "row", 0, 0, 1e9))
         rows = int(_number(request, "rows", 40, 1, MOST_ROWS))
-        start, end = _number_or_none(request, "from"), _number_or_none(request, "to")
-        return self._run(request).timeline(start, end, columns, first, rows)
+        span = Span(*(_number_or_none(request, name) for name in ("from", "to", "last")))
+        return self._run(request).timeline(span, columns, first, rows)
 
     def _metrics(self, request: Request) -> Response:
         name = request.query_params.get("run", next(iter(self._runs)))

@@ -10,6 +10,7 @@ import ipaddress
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -134,6 +135,7 @@ def _serve(folders: Sequence[Path], place: Place, is_over: Callable[[], bool] = 
     from wide.dashboard.web import Dashboard
 
     runs = [Followed(folder, name) for folder, name in zip(folders, _names(folders), strict=True)]
+    threading.Thread(target=runs[0].warm, daemon=True).start()
     doorkeeper = Doorkeeper(place.is_here, place.control, Secrets(place, folders[0]))
     page = Dashboard(runs, doorkeeper, Steers(), __version__)
     certificate = None if place.is_here else (folders[0] / CERTIFICATE, folders[0] / KEY)

@@ -97,15 +97,20 @@ export class Timeline {
   async ask() {
     const run = this.app.run, path = `/runs/${encodeURIComponent(run)}/timeline`;
     const isLive = this.follows && this.app.live?.state === "running";
-    if (!this.view || isLive) {
-      const ends = await get(path, { from: 0, to: 0, rows: 1, columns: 10 });
-      if (run !== this.app.run) return;
-      if (isLive) this.view = { from: Math.max(0, ends.last_s - this.width), to: Math.max(ends.last_s, Math.min(this.width, 1)) };
-      else { this.view = { from: 0, to: Math.max(LEAST_S, ends.last_s) }; this.follow(false); }
-    }
-    const { from, to } = this.view, width = to - from;
     const pixels = Math.max(200, Math.round(this.lanes.room * devicePixelRatio));
-    const tile = await get(path, { from: from - width, to: to + width, columns: Math.min(MOST_COLUMNS, 3 * pixels), row: this.row, rows: ROWS });
+    const frame = (times) => ({ columns: Math.min(MOST_COLUMNS, times * pixels), row: this.row, rows: ROWS });
+    let tile;
+    if (isLive) {
+      tile = await get(path, { last: 2 * this.width, ...frame(2) });
+      this.view = { from: Math.max(0, tile.last_s - this.width), to: Math.max(tile.last_s, Math.min(this.width, 1)) };
+    } else if (!this.view) {
+      tile = await get(path, frame(1));
+      this.view = { from: 0, to: Math.max(LEAST_S, tile.last_s) };
+      this.follow(false);
+    } else {
+      const { from, to } = this.view, width = to - from;
+      tile = await get(path, { from: from - width, to: to + width, ...frame(3) });
+    }
     if (run !== this.app.run) return;
     if (tile.png) {
       tile.image = new Image();
