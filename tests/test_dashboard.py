@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import os
 import shutil
@@ -21,6 +22,7 @@ from wide.config import place_of, resolve
 from wide.dashboard.doorkeeper import Doorkeeper
 from wide.dashboard.following import GONE, Followed
 from wide.dashboard.leases import NEW, OLD, PARTS, Leases
+from wide.dashboard.serving import Limited
 from wide.dashboard.stream import Stream
 from wide.dashboard.timeline import Window, drawn
 from wide.dashboard.web import Dashboard
@@ -267,8 +269,8 @@ def test_a_port_is_not_a_job():
 
 
 def test_a_port_in_use_is_told_before_anything_begins():
-    place = find_place("0", control=False)
-    with socket.create_server(("127.0.0.1", place.port)), pytest.raises(UsageError, match="choose another PORT"):
+    place, listener = find_place("0", control=False)
+    with listener, pytest.raises(UsageError, match="choose another PORT"):
         find_place(str(place.port), control=False)
 
 
@@ -544,6 +546,119 @@ def test_last_words_reach_everybody(monkeypatch):
         assert [told["is_last"] for told in reader.said] == [False, True]
 
     asyncio.run(main())
+
+
+def test_a_run_with_nonsense_in_it_silences_nobody(staged, tmp_path):
+    folder = shutil.copytree(staged, tmp_path / "run")
+    with sqlite3.connect(folder / "run.db") as db:
+        db.execute("INSERT INTO steps VALUES (100000, 0, 'abc', 'x', 'y', 0)")
+    assert Followed(folder, "run").news()["state"] == GONE
+    status, headers, _ = ask(a_server(folder)[0], "/api/runs/run/curves")
+    assert (status, "content-security-policy" in headers) == (410, True)
+
+
+@pytest.mark.parametrize("node", ["9" * 4400, "-1", "x", "²", "1e3"])
+def test_a_node_that_cannot_be_is_not_found(staged, node):
+    assert ask(a_server(staged)[0], f"/api/runs/staged/nodes/{node}")[0] == 404
+
+
+def test_what_we_did_wrong_is_told_but_not_without_end(staged, capsys, monkeypatch):
+    monkeypatch.setattr(Followed, "events", lambda self: 1 / [].index(0))
+    monkeypatch.setattr("wide.dashboard.web.UNREADABLE", ())
+    app, _ = a_server(staged)
+    for _ in range(30):
+        status, headers, data = ask(app, "/api/runs/staged/events")
+        assert (status, "error" in json.loads(data), "content-security-policy" in headers) == (500, True, True)
+    assert capsys.readouterr().err.count("Traceback") == 20
+
+
+def test_a_listener_lets_in_so_many_and_the_oldest_goes(monkeypatch):
+    monkeypatch.setattr("wide.dashboard.serving.MOST_CONNECTIONS", 3)
+    with Limited(socket.create_server(("127.0.0.1", 0))) as listener:
+        callers, inside = [], []
+        for _ in range(5):
+            callers.append(socket.create_connection(listener.getsockname()))
+            inside.append(listener.accept()[0])
+        for caller in callers[:2]:
+            caller.settimeout(10)
+            assert caller.recv(1) == b""
+        inside[2].close()  # one that is closed makes room
+        callers.append(socket.create_connection(listener.getsockname()))
+        inside.append(listener.accept()[0])
+        for caller in callers[3:]:
+            caller.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                caller.recv(1)
+        for line in (*callers, *inside):
+            line.close()
+
+
+def test_whoever_is_gone_is_not_answered_and_too_many_are_not_heard(staged, monkeypatch):
+    monkeypatch.setattr("wide.dashboard.web.MOST_ASKED", 0)
+    assert ask(a_server(staged)[0], "/api/runs/staged")[0] == 503
+
+
+def test_an_answer_that_nobody_takes_is_given_up(staged, monkeypatch):
+    monkeypatch.setattr("wide.dashboard.web.TAKE_S", 0.01)
+    app, taken = a_server(staged)[0], []
+    scope = {"type": "http", "method": "GET", "path": "/api/runs/staged/curves", "query_string": b"", "headers": []}
+    scope |= {"headers": [(b"host", b"localhost")], "http_version": "1.1", "scheme": "http", "root_path": ""}
+
+    async def send(message):
+        taken.append(message)
+        await asyncio.Event().wait()
+
+    async def receive():
+        await asyncio.Event().wait()
+
+    asyncio.run(asyncio.wait_for(app(scope, receive, send), 10))
+    assert len(taken) == 1
+
+
+def test_a_longer_run_in_the_place_of_another_is_not_mixed_with_it(staged, tmp_path):
+    folder = tmp_path / "run"
+    short = Staged(tmp_path / "short", nodes=2, leases_per_s=200.0)
+    short.run(200)
+    short.close()
+    shutil.copytree(tmp_path / "short", folder)
+    leases, run = Leases(), Followed(folder, "run")
+    with Reading(folder) as reading:
+        leases.read(reading)
+    run.news()
+    shutil.rmtree(folder)
+    shutil.copytree(staged, folder)
+    with Reading(folder) as reading:
+        leases.read(reading)
+    assert leases.count == 4000
+    assert run.news()["beginnings"] == 1
+
+
+def test_leases_that_run_db_has_dropped_are_dropped_here_too(staged, monkeypatch):
+    monkeypatch.setattr("wide.dashboard.leases.MOST_CHUNK", 100)
+    monkeypatch.setattr("wide.dashboard.leases.MOST", 1000)
+    leases = leases_in(staged)
+    assert leases.count <= 1000
+    assert leases.span == pytest.approx(leases_span_of_all(staged), abs=1e-6)
+
+
+def leases_span_of_all(folder):
+    with sqlite3.connect(folder / "run.db") as db:
+        rows = np.concatenate(
+            [np.frombuffer(zlib.decompress(data), NEW) for (data,) in db.execute("SELECT data FROM leases")]
+        )
+    return rows["granted_at"].min(), (rows["granted_at"] + rows["here_s"].astype(float)).max()
+
+
+def test_the_page_may_be_linked_to_from_anywhere(staged):
+    app, _ = a_server(staged)
+    assert ask(app, "/", sec_fetch_site="cross-site", sec_fetch_mode="navigate")[0] == 200
+    assert ask(app, "/api", sec_fetch_site="cross-site", sec_fetch_mode="navigate")[0] == 403
+
+
+def test_answers_are_compressed_for_who_understands_it(staged):
+    _, headers, data = ask(a_server(staged)[0], "/api/runs/staged/curves", accept_encoding="gzip, br")
+    assert headers["content-encoding"] == "gzip"
+    assert json.loads(gzip.decompress(data))["losses"]["step"]
 
 
 def test_the_first_moment_of_a_staged_run_is_where_it_should_be(staged):

@@ -119,6 +119,22 @@ def test_and_with_the_next_version_where_something_would_be_lost():
     assert not pool.policy.pending
 
 
+@pytest.mark.parametrize("strategy", ["async", "local"])
+def test_and_if_it_is_paused_a_version_is_made_of_what_there_is(strategy):
+    pool = Pool(Schedule(1000, 1, 8, seed=0), 3, None, strategy=strategy, save_every_s=1e9)
+    leases = join(pool, 1, 2)
+    pool.handle(PauseRequested(), 1.0)
+    pool.handle(UpdateArrived(leases[0].node, leases[0].lease, batches=leases[0].block.size), 1.0)
+    if pool.policy.pending:
+        assert pool.handle(CheckpointRequested(), 1.0) == []  # somebody still computes
+    for lease in leases[1:]:
+        pool.handle(UpdateArrived(lease.node, lease.lease, batches=lease.block.size), 2.0)
+    actions = pool.handle(Ticked(), 3.0) or pool.handle(CheckpointRequested(), 3.0)
+    assert kinds(actions)[-1] is SaveCheckpoint
+    assert actions[-1].position.holes == []
+    assert not pool.policy.pending
+
+
 # ── the whole server ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -184,6 +200,16 @@ def test_a_node_that_is_sent_away_hears_it_and_its_work_is_done_by_others():
     assert (one.stop.exit_code, "sent this node away" in one.stop.why) == (77, True)
     assert owner.answers[0] == ("drop", f"node {one.number} is sent away")
     assert owner.answers[1][1].startswith("no: there is no node 99")
+
+
+def test_two_who_are_sent_away_at_once_do_not_leave_nobody():
+    owner = Owner()
+    twin = Twin(make(), asked=owner, is_open=False)
+    for node in (twin.join("one"), twin.join("two")):
+        owner.want("drop", node.number)
+    twin.turn(0.3)
+    assert ["is sent away" in words for _, words in owner.answers] == [True, False]
+    assert len(twin.pool.members) == 1
 
 
 def test_the_only_node_of_a_closed_pool_stays():

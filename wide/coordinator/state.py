@@ -278,14 +278,23 @@ class Pool:
         return SaveCheckpoint(self.position(now))
 
     def _checkpoint_requested(self, event: Event, now: float) -> list[Action]:
-        """What was merged since the last version, and would be lost, is waited for."""
-        if self.policy.pending and not self.strategy.needs_whole_steps:
-            self._saves_soon = True
-            return []
-        return [self._save(now)]
+        self._saves_soon = True
+        return self._save_soon(now)
 
-    def _make_version(self, now: float) -> MakeVersion:
-        is_end = self.policy.is_complete or self.is_over or self._is_time_over(now)
+    def _save_soon(self, now: float) -> list[Action]:
+        """What was merged since the last version would be lost: it is waited for, and if the run is paused, a version
+        is made of what there is.
+        """
+        if not self._saves_soon:
+            return []
+        if self.strategy.needs_whole_steps or not self.policy.pending:
+            return [self._save(now)]
+        if self.is_paused and not self.leases.out:
+            return [self._make_version(now, is_end=True), self._save(now)]
+        return []
+
+    def _make_version(self, now: float, is_end: bool = False) -> MakeVersion:
+        is_end = is_end or self.policy.is_complete or self.is_over or self._is_time_over(now)
         made = self.policy.make(lambda: self.roster.pace(self.schedule.batches_per_step), now, is_end)
         self._worth += made.worth
         make = MakeVersion(self.version, made, max(1, round(self._worth)))
@@ -318,7 +327,7 @@ class Pool:
         if not self.strategy.needs_whole_steps:  # in a line of batches nobody comes back for what is long overdue
             for lease in self.roster.overdue(now):
                 self.leases.expire(lease)
-        return self._settle(now) or self._grant_all(now)
+        return self._save_soon(now) or self._settle(now) or self._grant_all(now)
 
     def _is_time_over(self, now: float) -> bool:
         return self.seconds is not None and self._elapsed_s(now) >= self.seconds

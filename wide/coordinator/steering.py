@@ -38,6 +38,7 @@ class Steering:
         self._asked, self._pool, self._journal, self._post = asked, pool, journal, post
         self._stop, self._send_away = stop, send_away
         self._looked_at = -EVERY_S
+        self._sent_away: set[int] = set()
 
     def look(self, now: float) -> None:
         """Often; does something a few times a second."""
@@ -68,9 +69,11 @@ class Steering:
         return refusal("nobody here knows how to do that")
 
     def _drop(self, node: int) -> str:
-        if node not in self._pool.members or self._send_away is None:
+        staying = self._pool.members.keys() - self._sent_away  # those are gone in a moment
+        if node not in staying or self._send_away is None:
             return refusal(f"there is no node {node} in the pool, or it cannot leave")
-        if len(self._pool.members) == 1 and not self._pool.is_open:
+        if len(staying) == 1 and not self._pool.is_open:
             return refusal(f"node {node} is the only one, and no other can come: stop the run instead")
+        self._sent_away.add(node)
         self._send_away(node)
         return f"node {node} is sent away"

@@ -16,6 +16,7 @@ Data = dict[str, Any]
 Floats = npt.NDArray[np.float64]
 MOST_NODES = 24  # with a curve of their own; what the others did is one curve
 COUNTED = ("batches", "bytes_sent", "bytes_received", "raw_bytes", "codec_s", "compute_s", "travel_s")
+MOST_CHARS = 400
 OWN = ("loop_max_ms", "loop_busy", "coordinator_rss_bytes")
 
 
@@ -103,10 +104,14 @@ def of_node(run: Reading, node: int, points: int) -> Data:
     grid = _grid(counts["batches"], points)
     query = "SELECT at, kind, words FROM events WHERE node = ? ORDER BY rowid DESC LIMIT 100"
     told: list[list[Any]] = [
-        [at, str(kind), words.line(str(text))] for at, kind, text in run.rows("events", query, node)
+        [at, words.name(str(kind)), words.line(str(text)[:MOST_CHARS])]
+        for at, kind, text in run.rows("events", query, node)
     ]
     query = "SELECT at, reason, detail FROM rejects WHERE node = ? ORDER BY rowid DESC LIMIT 100"
-    refused = [[at, words.line(str(why)), words.line(str(text))] for at, why, text in run.rows("rejects", query, node)]
+    refused = [
+        [at, words.name(str(why)), words.line(str(text)[:MOST_CHARS])]
+        for at, why, text in run.rows("rejects", query, node)
+    ]
     if grid is None:
         return {"seconds": [], "rates": {}, "events": told, "rejects": refused}
     rates = {metric: listed(_rates(counts[metric].get(node), grid)) for metric in COUNTED}

@@ -42,11 +42,13 @@ class Doorkeeper:
     may_steer: bool
     secrets: Callable[[], Mapping[Role, str]]
 
-    def check_site(self, headers: Mapping[str, str]) -> None:
-        """Does a browser ask on behalf of this page?"""
+    def check_site(self, headers: Mapping[str, str], is_page: bool = False) -> None:
+        """Does a browser ask on behalf of this page? The page itself holds no data: links to it may be anywhere."""
         host = _name(headers.get("host", ""))
         if self.is_here and not _is_loopback(host):
             raise No(421, "this page is for its own machine: ask for 127.0.0.1 or localhost")
+        if is_page:
+            return
         origin = headers.get("origin", "")
         is_foreign = origin not in ("", "null") and origin.partition("://")[2] != headers.get("host", "")
         if is_foreign or origin == "null" or headers.get("sec-fetch-site") in ("cross-site", "same-site"):

@@ -13,12 +13,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from wide.dashboard import charts
-from wide.dashboard.account import Account, account, finite, look, saved_sha256
+from wide.dashboard.account import account, finite, look, saved_sha256
 from wide.dashboard.bars import Span, picture
 from wide.dashboard.leases import Leases
+from wide.dashboard.openmetrics import openmetrics
 from wide.dashboard.runs import given
 from wide.errors import UsageError
 from wide.store.reading import Reading
@@ -35,8 +37,12 @@ STRIKES = """SELECT node, reason, count(*) FROM rejects
     WHERE node IS NOT NULL AND reason NOT IN ('late', 'duplicate') GROUP BY node, reason"""
 CHOICES = "SELECT node, role, codec, reason, max(rowid) FROM choices WHERE node IS NOT NULL GROUP BY node, role"
 EVENTS = "SELECT rowid, at, kind, node, words FROM events ORDER BY rowid DESC LIMIT ?"
-MOST_EVENTS = 2000
+MOST_EVENTS = 1000
+MOST_KEPT = 20  # answers
 LISTENING = "listening.json"  # of pools that others may join
+
+UNREADABLE = (UsageError, ValueError, TypeError, ArithmeticError)  # a run that is gone, or has nonsense in it
+MOST_CHARS = 400  # of what is told of an event
 
 Data = dict[str, Any]
 
@@ -48,7 +54,8 @@ class Followed:
         self.folder, self.name = folder, name
         self._leases = Leases()
         self._lock = threading.Lock()
-        self._kept: dict[str, tuple[float, Data]] = {}
+        self._kept: dict[str, tuple[float, bytes]] = {}
+        self._inode = -1
         self._step, self._sums = -1, (0, 0.0)  # the last one that was told; samples and seconds until then
         self.beginnings = 0  # how often it was seen to begin anew
 
@@ -60,7 +67,7 @@ class Followed:
             brief, snapshot = look(self.folder)
             with Reading(self.folder) as run:
                 losses, left = self._new_losses(run), _left(run, snapshot)
-        except UsageError as error:
+        except UNREADABLE as error:
             return {"run": self.name, "state": GONE, "why": words.line(str(error))}
         told: Data = {
             "run": self.name,
@@ -76,7 +83,8 @@ class Followed:
     def _new_losses(self, run: Reading) -> list[list[float | None]]:
         """[step, samples and seconds until then, loss], as few as a picture needs."""
         (last,) = (run.rows("steps", "SELECT max(step) FROM steps") or [(-1,)])[0]
-        if (last if last is not None else -1) < self._step:
+        is_another, self._inode = run.inode != self._inode, run.inode
+        if (last if last is not None else -1) < self._step or (is_another and self._step >= 0):
             self._step, self._sums = -1, (0, 0.0)
             self.beginnings += 1  # a run that goes on from a checkpoint computes its last steps again
         rows = run.rows("steps", NEW_STEPS, self._step)
@@ -94,51 +102,59 @@ class Followed:
 
     # ── when somebody asks ───────────────────────────────────────────────────────────────────────────────────────
 
-    def about(self) -> Data:
+    def about(self) -> bytes:
         return self._keeping("about", self._about)
 
-    def curves(self, first: float | None, last: float | None, points: int) -> Data:
+    def curves(self, first: float | None, last: float | None, points: int) -> bytes:
         """Losses between two steps, and all evaluations."""
         key = f"curves {first} {last} {points}"
         return self._keeping(key, lambda run: charts.losses(run, first, last, points) | charts.evaluations(run))
 
-    def series(self, points: int) -> Data:
+    def series(self, points: int) -> bytes:
         """What was counted second by second: of each node, and of all."""
         return self._keeping(f"series {points}", lambda run: charts.series(run, points))
 
-    def node(self, number: int, points: int) -> Data:
+    def node(self, number: int, points: int) -> bytes:
         return self._keeping(f"node {number} {points}", lambda run: charts.of_node(run, number, points))
 
-    def events(self) -> Data:
+    def events(self) -> bytes:
         return self._keeping("events", lambda run: {"events": _events(run)})
 
-    def account(self) -> Account:
-        return account(self.folder)
+    def metrics(self) -> bytes:
+        """As OpenMetrics has it."""
+        return self._keeping("metrics", self._metrics)
+
+    def _metrics(self, run: Reading) -> bytes:
+        found = account(self.folder)
+        return openmetrics(found.brief, found.snapshot).encode()
 
     def warm(self) -> None:
         """Before anybody asks: a million leases take a second to read."""
         with contextlib.suppress(UsageError), self._lock, Reading(self.folder) as run:
             self._leases.read(run)
 
-    def timeline(self, span: Span, columns: int, first: int, rows: int) -> Data:
+    def timeline(self, span: Span, columns: int, first: int, rows: int) -> bytes:
         """What was done in that time, in seconds after the run's first lease; by so many nodes, from the `first`."""
         with self._lock, Reading(self.folder) as run:
             self._leases.read(run)
-            return picture(self._leases, run, span, columns, slice(first, first + rows))
+            return msgspec.json.encode(picture(self._leases, run, span, columns, slice(first, first + rows)))
 
-    def _keeping(self, key: str, find: Callable[[Reading], Data]) -> Data:
+    def _keeping(self, key: str, find: Callable[[Reading], Data | bytes]) -> bytes:
+        """However many ask, what they are given is there once."""
         with self._lock:
             now = time.monotonic()
-            self._kept = {name: kept for name, kept in self._kept.items() if kept[0] > now}
+            kept = {name: kept for name, kept in self._kept.items() if kept[0] > now}
+            self._kept = dict(list(kept.items())[-MOST_KEPT:])
             if key not in self._kept:
                 with Reading(self.folder) as run:
                     found = find(run)
                 took_s = time.monotonic() - now
-                self._kept[key] = (time.monotonic() + max(0.5, 10 * took_s), found)
+                data = found if isinstance(found, bytes) else msgspec.json.encode(found)
+                self._kept[key] = (time.monotonic() + max(0.5, 10 * took_s), data)
             return self._kept[key][1]
 
     def _about(self, run: Reading) -> Data:
-        all_of_it = self.account()
+        all_of_it = account(self.folder)
         brief, session = all_of_it.brief, all_of_it.session
         strikes: dict[int, dict[str, int]] = {}
         for node, reason, count in run.rows("rejects", STRIKES):
@@ -181,7 +197,10 @@ class Followed:
 def _events(run: Reading) -> list[list[Any]]:
     """The newest first."""
     rows = run.rows("events", EVENTS, MOST_EVENTS)
-    return [[number, finite(at), str(kind), node, words.line(str(text))] for number, at, kind, node, text in rows]
+    return [
+        [number, finite(at), words.name(str(kind)), node, words.line(str(text)[:MOST_CHARS])]
+        for number, at, kind, node, text in rows
+    ]
 
 
 def _live(run: Snapshot, left: list[float] | None) -> Data:

@@ -20,7 +20,7 @@ from wide.wire import words
 
 NEW, OLD = np.dtype(list(FIELDS)), np.dtype(list(BEFORE))
 MOST_NBYTES = 256 << 20  # in one row, unpacked
-MOST_CHUNK = 50_000
+MOST_CHUNK, MOST = 50_000, 1_100_000
 NEWER = "SELECT rowid, at, leases, words, data FROM leases WHERE rowid > ? ORDER BY rowid"
 BACK_S = 2.0  # a clock that goes back by more than this was set back
 PARTS = ("wait", "download", "decode", "compute", "encode", "upload")  # of a lease, in their order
@@ -48,14 +48,16 @@ class Leases:
         self.amounts: Counter[int] = Counter()  # of leases, by node
         self._numbers: dict[str, int] = {"": 0}
         self._row = 0
+        self._inode = -1
         self._hole: tuple[int, tuple[float, float] | None] = (0, None)  # as of that row
         self._written_at, self._shift_s = float("-inf"), 0.0
 
     def read(self, run: Reading) -> None:
         """What is new."""
         (last,) = (run.rows("leases", "SELECT max(rowid) FROM leases") or [(0,)])[0]
-        if (last or 0) < self._row:
+        if (last or 0) < self._row or run.inode != self._inode:
             self.__init__()  # type: ignore[misc]  # another run is there now
+        self._inode = run.inode
         found: list[npt.NDArray[Any]] = []
         count = 0
         for many in run.many("leases", NEWER, self._row):
@@ -140,6 +142,8 @@ class Leases:
             return
         began, ended = float(stations[:, 0].min()), float(stations[:, -1].max())
         self.chunks.append(Chunk(rows, stations, began, ended))
+        while self.count > MOST and len(self.chunks) > 2:
+            del self.chunks[1]  # as run.db, which keeps the first ones and the last
 
     def _number(self, name: str) -> int:
         """A byte has room for 255 of them; what comes later has no name."""
@@ -154,6 +158,8 @@ def _unpacked(data: Any, count: Any) -> npt.NDArray[Any]:
     try:
         plain = zlib.decompressobj().decompress(data, MOST_NBYTES)
     except (zlib.error, TypeError):
+        return np.zeros(0, NEW)
+    if not isinstance(count, int):
         return np.zeros(0, NEW)
     if len(plain) == count * NEW.itemsize:
         return np.frombuffer(bytearray(plain), NEW)

@@ -11,7 +11,6 @@ import contextlib
 import os
 import socket
 import ssl
-from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -19,7 +18,6 @@ from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from wide.dashboard.stream import Stream
 
@@ -28,21 +26,23 @@ SEND_NBYTES = 64 << 10  # that the kernel keeps for a reader who does not read
 LOOK_S = 1.0
 NICE = 10  # training comes first
 
-_open: OrderedDict[int, asyncio.Transport] = OrderedDict()  # of this process, the oldest first
 
+class Limited(socket.socket):
+    """A listener that counts whom it let in, from the first moment on: before a word was said, or a handshake made."""
 
-class Limited(H11Protocol):
-    """One connection."""
+    def __init__(self, listener: socket.socket) -> None:
+        super().__init__(listener.family, listener.type, listener.proto, fileno=listener.detach())
+        self.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_NBYTES)
+        self._inside: list[socket.socket] = []  # the oldest first
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        while len(_open) >= MOST_CONNECTIONS:
-            _open.popitem(last=False)[1].abort()
-        _open[id(self)] = transport
-        super().connection_made(transport)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        _open.pop(id(self), None)
-        super().connection_lost(exc)
+    def accept(self) -> tuple[socket.socket, Any]:
+        caller, address = super().accept()
+        self._inside = [other for other in self._inside if other.fileno() >= 0]
+        for other in self._inside[: len(self._inside) - MOST_CONNECTIONS + 1]:
+            with contextlib.suppress(OSError):
+                other.shutdown(socket.SHUT_RDWR)
+        self._inside = [*self._inside[-MOST_CONNECTIONS + 1 :], caller]
+        return caller, address
 
 
 class Server(uvicorn.Server):
@@ -71,10 +71,13 @@ class Server(uvicorn.Server):
             self._ending = asyncio.create_task(self._say_last_words())
 
     async def _say_last_words(self) -> None:
-        with contextlib.suppress(TimeoutError):
+        try:
             async with asyncio.timeout(LOOK_S):
                 await self._stream.finish()
-        self.should_exit = True
+        except TimeoutError:
+            pass
+        finally:
+            self.should_exit = True
 
     async def _watch(self) -> None:
         """Is anybody left for whom this was started?"""
@@ -98,10 +101,10 @@ def serve(
         given = {"ssl_certfile": certificate[0], "ssl_keyfile": certificate[1]}
     config = uvicorn.Config(
         app,
-        http=Limited,
+        http="h11",
         ws="none",
         lifespan="off",
-        log_level="warning",
+        log_level="critical",  # what callers do wrong would fill the disk; our own mistakes are told by web.py
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=1,
@@ -110,5 +113,4 @@ def serve(
     config.load()
     if config.ssl is not None:
         config.ssl.minimum_version = ssl.TLSVersion.TLSv1_3
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_NBYTES)
-    Server(config, stream, is_over).run([listener])
+    Server(config, stream, is_over).run([Limited(listener)])

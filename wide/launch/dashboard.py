@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import ipaddress
+import os
 import socket
 import subprocess
 import sys
@@ -20,6 +21,7 @@ import msgspec
 
 from wide import __version__
 from wide.config import DASHBOARD_PORT, Options, place_of
+from wide.dashboard.account import account
 from wide.dashboard.doorkeeper import Doorkeeper, Role
 from wide.dashboard.following import Followed
 from wide.errors import UsageError
@@ -42,25 +44,29 @@ SECRETS_S = 1.0  # a secret that was revoked is good for so long
 
 
 class Place(NamedTuple):
-    """Where a dashboard listens, and whether runs can be steered from it."""
+    """Where a dashboard listens, and whether runs can be steered from it. `fd` is the listening socket, where one can
+    be handed over.
+    """
 
     host: str
     port: int
     control: bool = False
+    fd: int = -1
 
     @property
     def is_here(self) -> bool:
         return self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
 
 
-def find_place(text: str, control: bool) -> Place:
-    """Raises UsageError, before anything is begun, if it cannot listen there."""
+def find_place(text: str, control: bool) -> tuple[Place, socket.socket]:
+    """And the socket that listens there, so that nobody else does. Raises UsageError, before anything is begun."""
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise UsageError(f"--dashboard needs {' and '.join(missing)}: pip install 'wiiiiide[dashboard]'")
     host, port = place_of(text)
-    with contextlib.closing(_listener(host, port)) as listener:
-        return Place(host, listener.getsockname()[1], control)
+    listener = _listener(host, port)
+    fd = listener.fileno() if os.name == "posix" else -1
+    return Place(host, listener.getsockname()[1], control, fd), listener
 
 
 def _listener(host: str, port: int | None) -> socket.socket:
@@ -78,11 +84,12 @@ def _listener(host: str, port: int | None) -> socket.socket:
 
 
 @contextlib.contextmanager
-def shown_on_page(place: Place | None, folder: Path, tells: bool) -> Iterator[None]:
+def shown_on_page(found: tuple[Place, socket.socket] | None, folder: Path, tells: bool) -> Iterator[None]:
     """A page about the run in this folder, while the block runs."""
-    if place is None:
+    if found is None:
         yield
         return
+    place, listener = found
     create(folder / DATABASE)  # there is something to look at from the first moment on
     links = links_to(place, folder)
     write_secret(folder / LINKS, "\n".join(links) + "\n")
@@ -91,14 +98,23 @@ def shown_on_page(place: Place | None, folder: Path, tells: bool) -> Iterator[No
     command = [sys.executable, "-m", "wide.launch.dashboard", msgspec.json.encode(place).decode(), str(folder)]
     with (
         open(folder / LOG, "ab") as words,
-        subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=words, stderr=words, start_new_session=True
-        ) as process,
+        _started(command, words, listener, place.fd) as process,
     ):
         try:
             yield
         finally:
             _end(process, folder)
+
+
+def _started(command: list[str], words: Any, listener: socket.socket, fd: int) -> subprocess.Popen[bytes]:
+    """The socket is its own from then on. Where it cannot be handed over (Windows), it is opened there again."""
+    given: dict[str, Any] = {"pass_fds": (fd,)} if fd >= 0 else {}
+    with listener:
+        if fd < 0:
+            listener.close()
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=words, stderr=words, start_new_session=True, **given
+        )
 
 
 def _end(process: subprocess.Popen[bytes], folder: Path) -> None:
@@ -114,7 +130,8 @@ def _end(process: subprocess.Popen[bytes], folder: Path) -> None:
 
 def main(place: Place, folder: Path) -> None:
     """The process: until it is told to end, or the run's coordinator is gone without a word."""
-    _serve([folder], place, lambda: not is_held(folder))
+    listener = socket.socket(fileno=place.fd) if place.fd >= 0 else _listener(place.host, place.port)
+    _serve([folder], place, listener, lambda: not is_held(folder))
 
 
 # ── wide dashboard ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -122,15 +139,17 @@ def main(place: Place, folder: Path) -> None:
 
 def dashboard(folders: Sequence[Path], text: str, control: bool) -> None:
     """In this process, until Ctrl-C."""
-    place = find_place(text, control)
     for folder in folders:
-        Followed(folder, folder.name).account()  # is it a run, and can it be read?
+        account(folder)  # is it a run, and can it be read?
+    place, listener = find_place(text, control)
     for link in links_to(place, folders[0]):
         print(f"dashboard: {link}", file=sys.stderr, flush=True)
-    _serve(folders, place)
+    _serve(folders, place, listener)
 
 
-def _serve(folders: Sequence[Path], place: Place, is_over: Callable[[], bool] = lambda: False) -> None:
+def _serve(
+    folders: Sequence[Path], place: Place, listener: socket.socket, is_over: Callable[[], bool] = lambda: False
+) -> None:
     from wide.dashboard.serving import serve
     from wide.dashboard.web import Dashboard
 
@@ -139,7 +158,7 @@ def _serve(folders: Sequence[Path], place: Place, is_over: Callable[[], bool] = 
     doorkeeper = Doorkeeper(place.is_here, place.control, Secrets(place, folders[0]))
     page = Dashboard(runs, doorkeeper, Steers(), __version__)
     certificate = None if place.is_here else (folders[0] / CERTIFICATE, folders[0] / KEY)
-    serve(page.app(), page.stream, _listener(place.host, place.port), certificate, is_over)
+    serve(page.app(), page.stream, listener, certificate, is_over)
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
@@ -211,7 +230,7 @@ def _invitation(folder: Path) -> dict[str, Any]:
     return told
 
 
-def check(options: Options) -> Place | None:
+def check(options: Options) -> tuple[Place, socket.socket] | None:
     """Where the page of a run with these options will be, if one is wanted."""
     if options.dashboard is None:
         if options.control:

@@ -46,6 +46,7 @@ class Reading:
             self._db.close()
             raise UsageError(f"{path} cannot be read ({error}): it is damaged, or not a run's") from None
         self._tables = {name for (name,) in names}
+        self.inode = path.stat().st_ino  # another one: another run is in this folder now
         if found > FORMAT:
             self._db.close()
             raise UsageError(f"{folder} was written by a newer version of wide: update this one to look at it")

@@ -32,16 +32,23 @@ class Wishes:
     """The coordinator's end. `write` hands a statement, and rows for it, to run.db's thread."""
 
     def __init__(self, path: Path, write: Callable[[str, Sequence[tuple[Any, ...]]], None]) -> None:
-        self._path, self._write, self._last = path, write, 0
+        self._path, self._write = path, write
         self._db: sqlite3.Connection | None = None
-        for (last,) in self._rows("SELECT max(id) FROM wishes"):
-            self._last = last or 0
+        self._last: int | None = None  # that is none of our business any more
+        self._skip_old()
 
     def new(self) -> list[Wish]:
         """Since the last time. Whoever trains does not wait for it."""
+        if self._last is None:
+            self._skip_old()
+            return []
         found = [Wish(*row) for row in self._rows("SELECT id, what, node FROM wishes WHERE id > ?", self._last)]
         self._last = max((wish.id for wish in found), default=self._last)
         return found
+
+    def _skip_old(self) -> None:
+        for (last,) in self._rows("SELECT max(id) FROM wishes"):
+            self._last = last or 0
 
     def answer(self, wish: Wish, words: str) -> None:
         self._write(ANSWER, [(words, wish.id)])
@@ -55,6 +62,7 @@ class Wishes:
             if self._db is None:
                 where = f"{self._path.absolute().as_uri()}?mode=ro"
                 self._db = sqlite3.connect(where, uri=True, timeout=0.0, check_same_thread=False)
+                self._db.text_factory = lambda text: text.decode(errors="replace")
             return self._db.execute(query, values).fetchall()
         except sqlite3.Error:  # it is just being written: the next look is soon
             return []
