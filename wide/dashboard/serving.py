@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import socket
 import ssl
@@ -23,6 +24,8 @@ from wide.dashboard.stream import Stream
 
 MOST_CONNECTIONS = 256
 SEND_NBYTES = 64 << 10  # that the kernel keeps for a reader who does not read
+BACKLOG = 128  # so many are let in before those who have to go are seen off
+COLLECTED = 64  # callers later, what they left is looked for: of TLS 0.3 MB each, in circles that keep themselves alive
 LOOK_S = 1.0
 NICE = 10  # training comes first
 
@@ -34,6 +37,7 @@ class Limited(socket.socket):
         super().__init__(listener.family, listener.type, listener.proto, fileno=listener.detach())
         self.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_NBYTES)
         self._inside: list[socket.socket] = []  # the oldest first
+        self._count = 0
 
     def accept(self) -> tuple[socket.socket, Any]:
         caller, address = super().accept()
@@ -42,6 +46,9 @@ class Limited(socket.socket):
             with contextlib.suppress(OSError):
                 other.shutdown(socket.SHUT_RDWR)
         self._inside = [*self._inside[-MOST_CONNECTIONS + 1 :], caller]
+        self._count += 1
+        if self._count % COLLECTED == 0:
+            gc.collect()
         return caller, address
 
 
@@ -108,9 +115,11 @@ def serve(
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=1,
+        backlog=BACKLOG,
         **given,
     )
     config.load()
+    gc.freeze()  # what is there now stays
     if config.ssl is not None:
         config.ssl.minimum_version = ssl.TLSVersion.TLSv1_3
     Server(config, stream, is_over).run([Limited(listener)])
