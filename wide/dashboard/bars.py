@@ -147,7 +147,7 @@ def _reason(before: Any, after: Any, made: dict[int, tuple[float, int]]) -> str:
     if after["version"] == version:
         return "nothing was free: others had the rest of the step"
     if after["version"] > version + 1:
-        return f"no work for it in {after['version'] - version - 1} versions: others were quicker, or had their turn"
+        return f"no work for it until version {after['version']}: others were quicker, or had their turn"
     whose = made.get(version, (0.0, -1))[1]
     if whose == before["node"]:
         return f"waited until version {version} was made; its own update was the last"

@@ -156,7 +156,7 @@ export class Lanes {
     context.fillStyle = colour("quiet");
     for (let at = Math.ceil(view.from / step) * step; at <= view.to; at += step) {
       const x = this.place(at, view);
-      if (x > this.gutter + 14 && x < width - 14) context.fillText(`${at.toFixed(Math.min(digits, 5))} s`, x, height - 7);
+      if (x > this.gutter + 14 && x < width - 26) context.fillText(`${at.toFixed(Math.min(digits, 5))} s`, x, height - 7);
     }
   }
 

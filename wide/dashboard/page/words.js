@@ -62,6 +62,10 @@ export function day(at) {
 export function colour(variable) { return getComputedStyle(document.documentElement).getPropertyValue(`--${variable}`).trim(); }
 
 // Okabe and Ito's, which people of every colour vision can tell apart; then again, dashed.
-export const HUES = ["#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#a89f1d", "#7f7f7f"];
-export const hue = (i) => HUES[i % HUES.length];
-export const dash = (i) => (i < HUES.length ? undefined : i < 2 * HUES.length ? [6, 3] : [2, 3]);
+const HUES = {
+  light: ["#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#a89f1d", "#7f7f7f"],
+  dark: ["#56b4e9", "#e69f00", "#2cc99b", "#ff8a47", "#e39ac1", "#8fa8ff", "#f0e442", "#a6a6a6"],
+};
+const COUNT = HUES.light.length;
+export const hue = (i) => HUES[document.documentElement.dataset.theme || "light"][i % COUNT];
+export const dash = (i) => (i < COUNT ? undefined : i < 2 * COUNT ? [6, 3] : [2, 3]);
