@@ -7,6 +7,8 @@ import signal
 import pytest
 import torch
 
+from benchmarks.staged import Staged
+from tests.dashboards import EVIL
 from wide.launch.signals import SIGNALS
 
 
@@ -23,3 +25,13 @@ def signals_as_before():
 def one_thread():
     """As nodes compute, unless a job says otherwise: sums round differently with another number of threads."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def staged(tmp_path_factory):
+    """A run of 20 seconds by 5 nodes, with names that want to do harm."""
+    folder = tmp_path_factory.mktemp("runs") / "staged"
+    run = Staged(folder, nodes=5, leases_per_s=200.0, name=lambda node: f"{EVIL}{node}")
+    run.run(4000)
+    run.close()
+    return folder
