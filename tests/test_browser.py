@@ -13,6 +13,7 @@ import pytest
 from benchmarks.staged import Staged
 from tests.browser import chromium, hard_to_use, overflow, turn, when
 from tests.processes import started, until
+from tests.test_ends import has_steps
 from wide.store.wishes import ask
 
 pytestmark = pytest.mark.processes
@@ -56,13 +57,11 @@ def rows(folder, query):
 def pool(tmp_path):
     """A real one, which others may join."""
     (tmp_path / "job.py").write_text(JOB)
-    arguments = ("serve", "job.py", "--port", "0", "--nodes", 2, "--out", "run", "--dashboard", "0", "--control")
+    arguments = ("serve", "job.py", "--port", "0", "--nodes", 2, "--out", "here", "--dashboard", "0", "--control")
     with started(*arguments, cwd=tmp_path) as process:
         try:
-            assert until(
-                lambda: (tmp_path / "run" / "run.db").exists() and rows(tmp_path / "run", "SELECT 1 FROM steps")
-            )
-            yield tmp_path / "run", process
+            assert until(lambda: has_steps(tmp_path))
+            yield tmp_path / "here", process
         finally:
             process.terminate()
             process.wait(30)
