@@ -215,7 +215,7 @@ def test_a_run_that_ends_is_resumed_or_deleted_while_the_page_is_open(tmp_path):
             with started(*run, "--steps", 100000, cwd=tmp_path) as second:
                 when(page, f"{state} === 'running'")
                 assert until(lambda: rows(tmp_path / "run", "SELECT max(step) FROM steps")[0][0] > 10)
-                assert ask(tmp_path / "run", "stop") == "it stops, with a checkpoint"
+                assert ask(tmp_path / "run", "stop") == "the run stops, with a checkpoint"
                 second.wait(60)
                 assert second.returncode == 143
             when(page, f"{state} === 'interrupted'")

@@ -173,7 +173,7 @@ def test_a_port_is_not_a_job():
 
 def test_a_port_in_use_is_told_before_anything_begins():
     place, listener = find_place("0", control=False)
-    with listener, pytest.raises(UsageError, match="choose another PORT"):
+    with listener, pytest.raises(UsageError, match="choose another place"):
         find_place(str(place.port), control=False)
 
 

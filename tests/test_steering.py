@@ -39,7 +39,7 @@ class Owner:
     """Asks, and is answered."""
 
     def __init__(self):
-        self.wishes, self.answers = [], []
+        self.wishes, self.answers, self.is_paused = [], [], False
 
     def want(self, what, node=None):
         self.wishes.append(Wish(len(self.answers) + len(self.wishes) + 1, what, node))
@@ -202,6 +202,22 @@ def test_a_node_that_is_sent_away_hears_it_and_its_work_is_done_by_others():
     assert owner.answers[1][1].startswith("no: there is no node 99")
 
 
+def test_a_pool_that_begins_anew_is_still_paused():
+    owner = Owner()
+    first = Twin(make(), asked=owner)
+    owner.want("pause")
+    first.turn(0.3)
+    again = Twin(make(), asked=owner)
+    node = again.join()
+    again.turn(0.3)
+    assert again.pool.is_paused
+    assert not again.pool.members[node.number].leases
+    owner.want("resume")
+    again.turn(0.3)
+    assert again.pool.members[node.number].leases
+    assert not owner.is_paused
+
+
 def test_two_who_are_sent_away_at_once_do_not_leave_nobody():
     owner = Owner()
     twin = Twin(make(), asked=owner, is_open=False)
@@ -287,6 +303,7 @@ def test_wishes_of_before_are_not_those_of_now(tmp_path):
     db = RunDb(tmp_path / "run.db")
     db.insert("wishes", [(None, "stop", None, None)])
     db.settle(10.0)
+    wishes.forget(tmp_path)
     mine = Wishes(tmp_path / "run.db", db.write)
     assert mine.new() == []
     db.insert("wishes", [(None, "pause", None, None)])

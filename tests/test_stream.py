@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 import threading
@@ -89,6 +90,20 @@ def test_last_words_reach_everybody(monkeypatch):
         assert [told["is_last"] for told in reader.said] == [False, True]
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("most", [4, 5, 6, 9])
+def test_a_listener_sends_nobody_away_before_it_is_full(monkeypatch, most):
+    monkeypatch.setattr("wide.dashboard.serving.MOST_CONNECTIONS", most)
+    with Limited(socket.create_server(("127.0.0.1", 0))) as listener, contextlib.ExitStack() as stack:
+        callers = []
+        for _ in range(most):
+            callers.append(stack.enter_context(socket.create_connection(listener.getsockname())))
+            stack.enter_context(listener.accept()[0])
+        for caller in callers:
+            caller.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                caller.recv(1)
 
 
 def test_a_listener_lets_in_so_many_and_the_oldest_goes(monkeypatch):

@@ -157,6 +157,8 @@ def test_a_longer_run_in_the_place_of_another_is_not_mixed_with_it(staged, tmp_p
     run.news()
     shutil.rmtree(folder)
     shutil.copytree(staged, folder)
+    with sqlite3.connect(folder / "run.db") as db:
+        db.execute("UPDATE nodes SET joined_at = joined_at + 60")  # it was begun later
     with Reading(folder) as reading:
         leases.read(reading)
     assert leases.count == 4000
@@ -173,3 +175,49 @@ def test_leases_that_run_db_has_dropped_are_dropped_here_too(staged, monkeypatch
 
 def test_the_first_moment_of_a_staged_run_is_where_it_should_be(staged):
     assert found(a_server(staged)[0], "/api/runs/staged/timeline")["origin"] == pytest.approx(BEGAN_AT, abs=0.2)
+
+
+def test_who_was_not_there_was_not_idle(staged, tmp_path):
+    folder = shutil.copytree(staged, tmp_path / "run")
+    with sqlite3.connect(folder / "run.db") as db:
+        db.execute("UPDATE nodes SET joined_at = ?, left_at = ? WHERE node = 3", (BEGAN_AT + 6, BEGAN_AT + 8))
+        db.execute("UPDATE nodes SET left_at = NULL WHERE node != 3")
+    tile = found(a_server(folder)[0], "/api/runs/run/timeline?from=5&to=1000")  # the run ends at 20 s
+    tile |= found(a_server(folder)[0], "/api/runs/run/timeline?from=5&to=9")
+    mine = [(start, end) for node, start, end, _ in tile["gaps"] if node == 3]
+    shift = BEGAN_AT - tile["origin"]
+    assert mine
+    assert all(6 + shift - 1e-3 <= start < end <= 8 + shift + 1e-3 for start, end in mine)
+
+
+def test_who_has_no_lease_in_view_was_idle_all_the_time(staged):
+    app, _ = a_server(staged)
+    tile = found(app, "/api/runs/staged/timeline?from=5&to=5.002")
+    working = set(tile["bars"]["node"])
+    for node in set(tile["nodes"]) - working:
+        ((start, end),) = [(start, end) for whose, start, end, _ in tile["gaps"] if whose == node]
+        assert (start, end) == (pytest.approx(5.0), pytest.approx(5.002))
+
+
+def test_after_the_last_lease_nobody_is_idle(staged):
+    tile = found(a_server(staged)[0], "/api/runs/staged/timeline?from=19&to=60")
+    assert max(end for _, _, end, _ in tile["gaps"]) <= tile["last_s"] + 1e-6
+
+
+def test_a_pause_is_called_one(staged, tmp_path):
+    folder = shutil.copytree(staged, tmp_path / "run")
+    with sqlite3.connect(folder / "run.db") as db:
+        for at, words in (
+            (6, "pause: paused"),
+            (6.5, "pause: paused"),
+            (7, "resume: the run goes on"),
+            (19.5, "pause: x"),
+        ):
+            db.execute("INSERT INTO events VALUES (?, 'asked', NULL, ?)", (BEGAN_AT + at, words))
+    tile = found(a_server(folder)[0], "/api/runs/run/timeline?from=5&to=9")
+    shift = BEGAN_AT - tile["origin"]
+    for _, start, end, why in tile["gaps"]:
+        is_within = start > 6 + shift and end < 7 + shift
+        is_without = end < 6 + shift or start > 7 + shift
+        assert is_within <= ("paused" in why)
+        assert is_without <= ("paused" not in why)

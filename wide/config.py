@@ -118,7 +118,7 @@ def _checked(name: str, value: Any, kind: Any, source: str) -> Any:
     if name == "device":
         _check_device(value, source)
     if name == "dashboard":
-        value = "auto" if value == "True" else value
+        value = "auto" if value.lower() in ("true", "on", "yes", "1") else value
         place_of(value, source)
     return value
 

@@ -37,7 +37,7 @@ def add_commands(commands: Any) -> None:
     page = commands.add_parser("dashboard", help="a page about one run or several, which goes on or is over")
     page.add_argument("runs", metavar="RUN", nargs="*", default=["latest"], help=f"{RUN_HELP} (default: latest)")
     page.add_argument(
-        "--port", metavar="[HOST:]PORT", default="auto", help="where (default: any free port, this machine)"
+        "--port", metavar="[HOST:]PORT", default="auto", help="where (default: this machine, 9434 or any)"
     )
     page.add_argument("--control", action="store_true", help="runs that go on can be steered from that page")
     page.set_defaults(call=_dashboard)

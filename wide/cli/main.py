@@ -43,6 +43,9 @@ def main(argv: list[str] | None = None) -> int:
             print(error.details, file=sys.stderr)
         print(f"wide: {without_invites(str(error))}", file=sys.stderr)
         return error.exit_code
+    except BrokenPipeError:  # whoever read it has enough: `wide show RUN | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + 13  # as a signal would have ended it
     except KeyboardInterrupt:
         print("wide: interrupted", file=sys.stderr)
         return 128 + signal.SIGINT

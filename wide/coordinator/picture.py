@@ -14,7 +14,7 @@ from wide.coordinator.record import Record
 from wide.coordinator.state import Pool
 from wide.exchange.exchange import Exchange
 from wide.strategy.catalogue import EXACT
-from wide.strategy.why import explained, possible
+from wide.strategy.why import explained, possible, utilisation
 from wide.telemetry.lately import Lately, time_left
 from wide.telemetry.snapshot import NodeView, Snapshot
 from wide.telemetry.totals import totals_of
@@ -54,14 +54,14 @@ class Painter:
         self._pool, self._record, self._exchange = pool, record, exchange
         self.homes: dict[int, Home] = {}
         self._lately = Lately()
-        self._why_at, self._why, self._possible = -WHY_S, explained(Snapshot(0.0)), 0.0
+        self._why_at, self._seen = -WHY_S, Snapshot(0.0)  # when it was last asked what is in the way, and of what
 
     def paint(self, now: float, shell: Shell) -> Snapshot:
         views = [self._view(node) for node in self._pool.members if node in self._record.parts]
         snapshot = picture(self._pool, self._record, views, now, shell, self._lately)
         if now - self._why_at >= WHY_S * max(1.0, len(views) / WHY_NODES):
-            self._why_at, self._why, self._possible = now, explained(snapshot), possible(snapshot)
-        return with_verdict(snapshot, self._why, self._possible)
+            self._why_at, self._seen = now, with_verdict(snapshot)
+        return _as_seen(snapshot, self._seen)
 
     def _view(self, node: int) -> NodeView:
         member, home = self._pool.members[node], self.homes.get(node, Home())
@@ -78,10 +78,18 @@ class Painter:
         )
 
 
-def with_verdict(run: Snapshot, why: tuple[tuple[str, ...], str], could: float) -> Snapshot:
-    """What holds it up, and what it could do; while it is paused, that is what holds it up."""
-    why_slow, verdict = ((), PAUSED) if run.is_paused else why
-    return replace(run, why_slow=why_slow, verdict=verdict, possible=could)
+def with_verdict(run: Snapshot) -> Snapshot:
+    """And what holds it up, what it could do, and how much of that it does."""
+    why_slow, verdict = explained(run)
+    return _as_seen(
+        run, replace(run, why_slow=why_slow, verdict=verdict, possible=possible(run), used=utilisation(run))
+    )
+
+
+def _as_seen(run: Snapshot, then: Snapshot) -> Snapshot:
+    """As it was seen a moment ago; while it is paused, that is what holds it up."""
+    why_slow, verdict = ((), PAUSED) if run.is_paused else (then.why_slow, then.verdict)
+    return replace(run, why_slow=why_slow, verdict=verdict, possible=then.possible, used=then.used)
 
 
 def picture(

@@ -17,7 +17,9 @@ EVERY_S = 0.25
 
 
 class Asked(Protocol):
-    """Where wishes come from (store/wishes.py)."""
+    """Where wishes come from (store/wishes.py). `is_paused` outlives a pool that has to begin anew."""
+
+    is_paused: bool
 
     def new(self) -> list[Wish]: ...
     def answer(self, wish: Wish, words: str) -> None: ...
@@ -39,6 +41,8 @@ class Steering:
         self._stop, self._send_away = stop, send_away
         self._looked_at = -EVERY_S
         self._sent_away: set[int] = set()
+        if asked.is_paused:
+            post(events.PauseRequested())
 
     def look(self, now: float) -> None:
         """Often; does something a few times a second."""
@@ -53,17 +57,19 @@ class Steering:
     def _carry_out(self, wish: Wish) -> str:
         match wish.what:
             case "pause":
+                self._asked.is_paused = True
                 self._post(events.PauseRequested())
-                return "paused: what is out is still merged, and nothing more is leased"
+                return "paused; what is out is still merged"
             case "resume":
+                self._asked.is_paused = False
                 self._post(events.ResumeRequested())
-                return "it goes on"
+                return "the run goes on"
             case "checkpoint":
                 self._post(events.CheckpointRequested())
-                return "it is saved, at the next version at the latest"
+                return "a checkpoint is saved, with the next version at the latest"
             case "stop":
                 self._stop()
-                return "it stops, with a checkpoint"
+                return "the run stops, with a checkpoint"
             case "drop" if wish.node is not None:
                 return self._drop(wish.node)
         return refusal("nobody here knows how to do that")

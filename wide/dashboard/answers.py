@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+import h11
 import msgspec
 from anyio import CapacityLimiter, fail_after, to_thread
 from starlette.datastructures import Headers
@@ -122,6 +123,8 @@ class Guarded:
             await self._app(scope, receive, careful)
         except No as no:
             await as_json({"error": no.why}, no.status)(scope, receive, careful)
+        except h11.ProtocolError:
+            return None  # a caller's mistake, which uvicorn answers
         except Exception:
             self._tell()
             if not has_begun:

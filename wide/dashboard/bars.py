@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import base64
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from wide.dashboard.charts import listed
+from wide.dashboard.gaps import gaps_of, made_by, of_node, pauses
 from wide.dashboard.leases import PARTS, Floats, Leases
 from wide.dashboard.timeline import GAP_PIXELS, KINDS, MEANINGS, ROW_PIXELS, Window, drawn, png
 from wide.store.reading import Reading
@@ -19,8 +21,6 @@ from wide.wire import words
 
 FEW = 3000  # leases that are told of one by one
 MOST_LINES = 400  # versions
-LEAST_GAP_S = 1e-4
-NOTHING = "no work for it in this time"
 LEFT = "SELECT node, name, joined_at, left_at, why FROM nodes ORDER BY rowid"
 
 Data = dict[str, Any]
@@ -47,6 +47,7 @@ def picture(leases: Leases, run: Reading, span: Span, columns: int, rows: slice)
     told: Data = {
         "origin": origin,
         "last_s": last - origin,
+        "ended_s": max([last, *(left for *_, left, _ in run.rows("nodes", LEFT) if left)]) - origin,
         "from_s": window.began_at - origin,
         "to_s": window.ended_at - origin,
         "leases": leases.count,
@@ -62,7 +63,7 @@ def picture(leases: Leases, run: Reading, span: Span, columns: int, rows: slice)
         return told
     if (few := leases.few_between(window.began_at, window.ended_at, FEW)) is not None:
         mine = np.isin(few[0]["node"], nodes)
-        return told | _bars(leases, few[0][mine], few[1][mine], window, origin)
+        return told | _bars(leases, run, few[0][mine], few[1][mine], window)
     data = png(drawn(leases, window, run))
     return told | {"png": "data:image/png;base64," + base64.b64encode(data).decode()}
 
@@ -76,14 +77,26 @@ def _lives(run: Reading, nodes: set[int], origin: float) -> list[list[Any]]:
     ]
 
 
+def _present(run: Reading, nodes: Sequence[int]) -> dict[int, list[tuple[float, float]]]:
+    """When each of them was there."""
+    found: dict[int, list[tuple[float, float]]] = {node: [] for node in nodes}
+    for node, _, joined, left, _ in run.rows("nodes", LEFT):
+        if node in found:
+            found[node].append((joined or 0.0, math.inf if left is None else left))
+    return found
+
+
 def _why(text: Any) -> str:
     return words.line(str(text or ""))
 
 
-def _bars(leases: Leases, rows: npt.NDArray[Any], stations: Floats, window: Window, origin: float) -> Data:
+def _bars(leases: Leases, run: Reading, rows: npt.NDArray[Any], stations: Floats, window: Window) -> Data:
+    origin, last = leases.span
+    shown = (max(window.began_at, origin), min(window.ended_at, last))
+    paused, present = pauses(run), _present(run, window.nodes)
     order = np.lexsort((stations[:, 0], rows["node"]))
     rows, stations = rows[order], stations[order]
-    made = _made(rows, stations)
+    made = made_by(rows, stations)
     versions = sorted(made.items(), key=lambda item: item[1][0])
     versions = versions if len(versions) <= MOST_LINES else []
     return {
@@ -99,56 +112,10 @@ def _bars(leases: Leases, rows: npt.NDArray[Any], stations: Floats, window: Wind
             "loss": listed(rows["loss"].astype(np.float64)),
             "at_s": [[round(at, 6) for at in moments] for moments in (stations - origin).tolist()],
         },
-        "gaps": _gaps(rows, stations, made, origin) + _edges(rows, stations, window, origin),
+        "gaps": [
+            [node, start - origin, end - origin, why]
+            for node in window.nodes
+            for start, end, why in gaps_of(*of_node(rows, stations, node), made, present[node], paused, shown)
+        ],
         "versions": [[version, at - origin] for version, (at, _) in versions],
     }
-
-
-def _made(rows: npt.NDArray[Any], stations: Floats) -> dict[int, tuple[float, int]]:
-    """By version: when the last update that is part of it was merged, and whose that was."""
-    found: dict[int, tuple[float, int]] = {}
-    merged_at = stations[:, 0] + rows["merged_s"]
-    for version, at, node in zip(rows["version"].tolist(), merged_at.tolist(), rows["node"].tolist(), strict=True):
-        if version >= 0 and at > found.get(version, (-math.inf, 0))[0]:
-            found[version] = (at, node)
-    return found
-
-
-def _gaps(
-    rows: npt.NDArray[Any], stations: Floats, made: dict[int, tuple[float, int]], origin: float
-) -> list[list[Any]]:
-    """[node, from, to, why it had nothing to do], between two leases of one node."""
-    found = []
-    for i in range(len(rows) - 1):
-        before, after = rows[i], rows[i + 1]
-        if before["node"] != after["node"]:
-            continue
-        start, end = float(stations[i, -1]), float(stations[i + 1, 0])
-        if end - start < LEAST_GAP_S:
-            continue
-        found.append([int(before["node"]), start - origin, end - origin, _reason(before, after, made)])
-    return found
-
-
-def _edges(rows: npt.NDArray[Any], stations: Floats, window: Window, origin: float) -> list[list[Any]]:
-    """The same, before the first lease of each node that is seen here, and after its last."""
-    found = []
-    for node in np.unique(rows["node"]).tolist():
-        mine = stations[rows["node"] == node]
-        spans = ((window.began_at, float(mine[0, 0])), (float(mine[:, -1].max()), window.ended_at))
-        found += [[node, a - origin, b - origin, NOTHING] for a, b in spans if b - a >= LEAST_GAP_S]
-    return found
-
-
-def _reason(before: Any, after: Any, made: dict[int, tuple[float, int]]) -> str:
-    version = int(before["version"])
-    if version < 0:
-        return "its update did not count; then it waited for work"
-    if after["version"] == version:
-        return "nothing was free: others had the rest of the step"
-    if after["version"] > version + 1:
-        return f"no work for it until version {after['version']}: others were quicker, or had their turn"
-    whose = made.get(version, (0.0, -1))[1]
-    if whose == before["node"]:
-        return f"waited until version {version} was made; its own update was the last"
-    return f"waited for version {version}: the last update came from node {whose}"

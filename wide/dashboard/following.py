@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from wide.dashboard import charts
-from wide.dashboard.account import account, finite, look, saved_sha256
+from wide.dashboard.account import RUNNING, account, finite, look, saved_sha256
 from wide.dashboard.bars import Span, picture
 from wide.dashboard.leases import Leases
 from wide.dashboard.openmetrics import openmetrics
@@ -55,7 +55,7 @@ class Followed:
         self._leases = Leases()
         self._lock = threading.Lock()
         self._kept: dict[str, tuple[float, bytes]] = {}
-        self._inode = -1
+        self._identity: float | None = None
         self._step, self._sums = -1, (0, 0.0)  # the last one that was told; samples and seconds until then
         self.beginnings = 0  # how often it was seen to begin anew
 
@@ -78,12 +78,17 @@ class Followed:
         }
         told |= {"losses": losses, "beginnings": self.beginnings, "metrics": brief.metrics, "seconds": brief.seconds}
         told |= {"weights_sha256": saved_sha256(self.folder), "is_served": (self.folder / LISTENING).exists()}
-        return told | (_live(snapshot, left) if snapshot is not None else {})
+        if snapshot is None:
+            return told
+        live = _live(snapshot, left)
+        if brief.state != RUNNING:  # all in all, as `wide show` has it
+            live["batches_per_s"] = snapshot.batches / brief.seconds if brief.seconds > 0 else 0.0
+        return told | live
 
     def _new_losses(self, run: Reading) -> list[list[float | None]]:
         """[step, samples and seconds until then, loss], as few as a picture needs."""
         (last,) = (run.rows("steps", "SELECT max(step) FROM steps") or [(-1,)])[0]
-        is_another, self._inode = run.inode != self._inode, run.inode
+        is_another, self._identity = run.identity != self._identity, run.identity
         if (last if last is not None else -1) < self._step or (is_another and self._step >= 0):
             self._step, self._sums = -1, (0, 0.0)
             self.beginnings += 1  # a run that goes on from a checkpoint computes its last steps again
@@ -135,9 +140,13 @@ class Followed:
 
     def timeline(self, span: Span, columns: int, first: int, rows: int) -> bytes:
         """What was done in that time, in seconds after the run's first lease; by so many nodes, from the `first`."""
-        with self._lock, Reading(self.folder) as run:
-            self._leases.read(run)
-            return msgspec.json.encode(picture(self._leases, run, span, columns, slice(first, first + rows)))
+        return self._keeping(
+            f"{span} {columns} {first} {rows}", lambda run: self._picture(run, span, columns, first, rows)
+        )
+
+    def _picture(self, run: Reading, span: Span, columns: int, first: int, rows: int) -> Data:
+        self._leases.read(run)
+        return picture(self._leases, run, span, columns, slice(first, first + rows))
 
     def _keeping(self, key: str, find: Callable[[Reading], Data | bytes]) -> bytes:
         """However many ask, what they are given is there once."""
@@ -163,7 +172,7 @@ class Followed:
         for node, role, codec, reason, _ in run.rows("choices", CHOICES):
             choices.setdefault(node, {})[words.line(str(role))] = [words.line(str(codec)), words.line(str(reason))]
         present = {view.totals.node: view for view in all_of_it.snapshot.nodes} if all_of_it.snapshot else {}
-        there = present if brief.state == "running" else {}
+        there = present if brief.state == RUNNING else {}
         nodes = [
             asdict(one.totals)
             | {"host": one.host, "joined_at": finite(one.joined_at), "left_at": finite(one.left_at), "why": one.why}
@@ -221,6 +230,7 @@ def _live(run: Snapshot, left: list[float] | None) -> Data:
         "is_paused": run.is_paused,
         "batches_per_s": run.batches_per_s,
         "possible": run.possible,
+        "used": run.used,
         "busy": run.busy,
         "verdict": words.line(run.verdict),
         "why_slow": [words.line(line) for line in run.why_slow],

@@ -48,16 +48,16 @@ class Leases:
         self.amounts: Counter[int] = Counter()  # of leases, by node
         self._numbers: dict[str, int] = {"": 0}
         self._row = 0
-        self._inode = -1
+        self._identity: float | None = None
         self._hole: tuple[int, tuple[float, float] | None] = (0, None)  # as of that row
         self._written_at, self._shift_s = float("-inf"), 0.0
 
     def read(self, run: Reading) -> None:
         """What is new."""
         (last,) = (run.rows("leases", "SELECT max(rowid) FROM leases") or [(0,)])[0]
-        if (last or 0) < self._row or run.inode != self._inode:
+        if (last or 0) < self._row or run.identity != self._identity:
             self.__init__()  # type: ignore[misc]  # another run is there now
-        self._inode = run.inode
+        self._identity = run.identity
         found: list[npt.NDArray[Any]] = []
         count = 0
         for many in run.many("leases", NEWER, self._row):

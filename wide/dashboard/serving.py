@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import logging
 import os
 import socket
 import ssl
@@ -42,7 +43,7 @@ class Limited(socket.socket):
     def accept(self) -> tuple[socket.socket, Any]:
         caller, address = super().accept()
         self._inside = [other for other in self._inside if other.fileno() >= 0]
-        for other in self._inside[: len(self._inside) - MOST_CONNECTIONS + 1]:
+        for other in self._inside[: max(0, len(self._inside) - MOST_CONNECTIONS + 1)]:
             with contextlib.suppress(OSError):
                 other.shutdown(socket.SHUT_RDWR)
         self._inside = [*self._inside[-MOST_CONNECTIONS + 1 :], caller]
@@ -109,6 +110,7 @@ def serve(
     config = uvicorn.Config(
         app,
         http="h11",
+        loop="asyncio",  # others would not ask our listener
         ws="none",
         lifespan="off",
         log_level="critical",  # what callers do wrong would fill the disk; our own mistakes are told by web.py
@@ -119,6 +121,7 @@ def serve(
         **given,
     )
     config.load()
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # the same, for what uvicorn does not catch
     gc.freeze()  # what is there now stays
     if config.ssl is not None:
         config.ssl.minimum_version = ssl.TLSVersion.TLSv1_3

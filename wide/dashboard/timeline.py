@@ -27,7 +27,7 @@ KINDS = {  # as they are shown, from the bottom of a row to its top; colours tha
     "upload": "#0072b2",
     "decode": "#f0e442",
     "download": "#56b4e9",
-    "wait": "#cc79a7",
+    "wait": "#dcb3cb",
     "idle": "#bbbbbb",
     "refused": "#d55e00",
 }

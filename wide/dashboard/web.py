@@ -29,7 +29,7 @@ from wide.errors import WideError
 
 PAGE = Path(str(resources.files("wide.dashboard"))) / "page"
 MOST_BODY_NBYTES = 4096
-MOST_POINTS, MOST_COLUMNS, MOST_ROWS = 2000, 6000, 100
+MOST_POINTS, MOST_COLUMNS, MOST_ROWS = 2000, 4800, 40
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 
@@ -53,7 +53,7 @@ class Dashboard:
         routes = [
             Route("/", self._page),
             Route("/metrics", self._answers.of(self._metrics, OPENMETRICS), methods=["GET"]),
-            Route("/api", self._answers.of(self._about_server), methods=["GET"]),
+            Route("/api", self._about_server),
             Route(one, self._answers.of(self._about), methods=["GET"]),
             Route(f"{one}/curves", self._answers.of(self._curves), methods=["GET"]),
             Route(f"{one}/series", self._answers.of(self._series), methods=["GET"]),
@@ -75,11 +75,12 @@ class Dashboard:
             (PAGE / "index.html").read_bytes(), media_type="text/html", headers={"cache-control": "no-cache"}
         )
 
-    def _about_server(self, request: Request) -> bytes:
+    async def _about_server(self, request: Request) -> Response:
+        """Which nobody has to wait for."""
         role = self._doorkeeper.role(request.headers)
         may_steer = self._doorkeeper.may_steer and role == "admin"
         about = {"version": self._version, "runs": list(self._runs), "role": role, "may_steer": may_steer}
-        return msgspec.json.encode(about)
+        return as_json(about)
 
     def _about(self, request: Request) -> bytes:
         return self._run(request).about()
@@ -138,7 +139,7 @@ class Dashboard:
         self._doorkeeper.check_admin(request.headers)
         given = await _body(request)
         node = given.get("node")
-        if node is not None and (not isinstance(node, int) or not 0 <= node < 1 << 53):
+        if node is not None and (type(node) is not int or not 0 <= node < 1 << 53):
             raise No(400, "node: expected a number")
         folder, what = self._run(request).folder, request.path_params["what"]
         try:

@@ -28,7 +28,6 @@ from wide.node.carried import Carried
 from wide.node.evaluator import on_copy
 from wide.node.selfcheck import SelfCheck
 from wide.node.trainer import Enough, Place, Trainer
-from wide.strategy.why import explained, possible
 from wide.telemetry.journey import Journey
 from wide.telemetry.lately import Lately
 from wide.telemetry.process import rss_bytes
@@ -224,7 +223,7 @@ class Alone:
         mine = next(totals for totals in self.totals() if totals.node == ME)
         views = (NodeView(mine, None, is_silent=False, leases=1, host=host),)
         snapshot = picture(self.pool, self.run.record, views, now, shell, self._lately)
-        return with_verdict(snapshot, explained(snapshot), possible(snapshot))
+        return with_verdict(snapshot)
 
 
 def _first_batch(samples: Samples, size: int, seed: int, i: int, other: int) -> Any:

@@ -77,7 +77,7 @@ def _listener(host: str, port: int | None) -> socket.socket:
             return socket.create_server((host, wish), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
         except OSError as error:
             problem = error.strerror or str(error)
-    raise UsageError(f"the dashboard cannot listen on {shown(host, port or 0)} ({problem}): choose another PORT")
+    raise UsageError(f"the dashboard cannot listen on {shown(host, port or 0)} ({problem}): choose another place")
 
 
 # ── beside a run ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -175,17 +175,22 @@ def _names(folders: Sequence[Path]) -> list[str]:
 
 
 class Secrets:
-    """Those that are good now. They follow from the pool's root, and from how often they were revoked."""
+    """Those that are good now. They follow from the pool's root, and from how often they were revoked; then the file
+    with a run's links has new ones.
+    """
 
     def __init__(self, place: Place, folder: Path) -> None:
-        self._folder, self._until, self._found = folder, 0.0, dict[Role, str]()
+        self._place, self._folder = place, folder
+        self._until, self._found = 0.0, dict[Role, str]()
         self._roles: list[Role] = [] if place.is_here else ["viewer"]
         self._roles += ["admin"] if place.control else []
 
     def __call__(self) -> Mapping[Role, str]:
         if time.monotonic() >= self._until:
             with contextlib.suppress(UsageError):  # being written, or gone: what was known still holds
-                self._found = {role: secret_of(self._folder, role) for role in self._roles}
+                before, self._found = self._found, {role: secret_of(self._folder, role) for role in self._roles}
+                if before not in ({}, self._found) and (self._folder / LINKS).exists():
+                    write_secret(self._folder / LINKS, "\n".join(links_to(self._place, self._folder)) + "\n")
             self._until = time.monotonic() + SECRETS_S
         return self._found
 

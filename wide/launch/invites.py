@@ -120,9 +120,7 @@ def revoke(folder: Path, what: str) -> str:
     access = Access(folder / DATABASE)
     if what in LOOKERS:
         access.replace(what)
-        return (
-            f"the {what}'s secret of the dashboard is revoked; {folder}/{LINKS} has the next, once it is started again"
-        )
+        return f"the {what}'s secret of the dashboard is revoked; if one runs, {folder}/{LINKS} has the new link"
     rows = {row[0]: row for row in access.machines()}
     if what in {row[0] for row in access.invites()}:
         access.revoke([], [what], time.time())

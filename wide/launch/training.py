@@ -50,7 +50,7 @@ from wide.launch.story import Story
 from wide.launch.track import tracking
 from wide.node import selfcheck
 from wide.node.greeting import pick_device
-from wide.store import checkpoint
+from wide.store import checkpoint, wishes
 from wide.store.reading import DATABASE
 from wide.store.rundb import RunDb
 from wide.store.tensorboard import EventFile
@@ -111,6 +111,7 @@ class Training:
             story = Story(self.dir, self._origin.command, self._origin.spec, self.options, __version__)
             if self._origin.end is not None:
                 on_signals(lambda number, frame: self._give_up(story, number))
+            wishes.forget(self.dir)
             tells = self.options.log != "silent"
             with tracking(self.options.track, self.dir), shown_on_page(self._place, self.dir, tells):
                 try:
@@ -137,8 +138,9 @@ class Training:
             stack.callback(points.close)
             window = Window()
             stack.enter_context(watching(window, self.options.log != "silent", self.options.plain, self._origin.post))
+            asked = stack.enter_context(contextlib.closing(Wishes(self.dir / DATABASE, db.write)))
             try:
-                course, nodes = self._until_nothing_moves(db, points, crew, window)
+                course, nodes = self._until_nothing_moves(db, points, crew, window, asked)
             except TrainingFailed as error:
                 steps = len(self._run.record.losses) if self._run is not None else 0
                 kept = f"; what was trained until step {steps} is in {self.dir}" if steps else ""
@@ -164,20 +166,15 @@ class Training:
         return f"interrupted after step {len(self._run.record.losses)}; go on with {self._origin.resume(self.dir)}"
 
     def _until_nothing_moves(
-        self, db: RunDb, points: EventFile, crew: Crew | None, window: Window
+        self, db: RunDb, points: EventFile, crew: Crew | None, window: Window, asked: Wishes
     ) -> tuple[Course, list[NodeTotals]]:
         """If the loss turns out to move parameters, the run goes on from its last whole version, with room for them."""
         while True:
             course, samples = self._course(db, window, is_own_process=crew is not None)
             writer = FileWriter(self.dir / CHECKPOINTS, self.options.keep, db)
-            wishes = Wishes(self.dir / DATABASE, db.write)
             try:
-                with (
-                    stopping(self._stop, self._received),
-                    contextlib.closing(writer),
-                    contextlib.closing(wishes),
-                ):
-                    course = replace(course, points=points, asked=wishes, stop=self._asked_to_stop)
+                with stopping(self._stop, self._received), contextlib.closing(writer):
+                    course = replace(course, points=points, asked=asked, stop=self._asked_to_stop)
                     course = course if self.options.only_plans else replace(course, writer=writer)
                     return course, self._alone(course, samples) if crew is None else self._pool(course, samples, crew)
             except ParametersMoved as error:

@@ -46,7 +46,6 @@ class Reading:
             self._db.close()
             raise UsageError(f"{path} cannot be read ({error}): it is damaged, or not a run's") from None
         self._tables = {name for (name,) in names}
-        self.inode = path.stat().st_ino  # another one: another run is in this folder now
         if found > FORMAT:
             self._db.close()
             raise UsageError(f"{folder} was written by a newer version of wide: update this one to look at it")
@@ -56,6 +55,12 @@ class Reading:
 
     def __exit__(self, *_: object) -> None:
         self._db.close()
+
+    @property
+    def identity(self) -> float | None:
+        """When its first node joined. Another moment: another run is in this folder now."""
+        ((joined_at,),) = self.rows("nodes", "SELECT joined_at FROM nodes ORDER BY rowid LIMIT 1") or [(None,)]
+        return joined_at if isinstance(joined_at, float) else None
 
     def rows(self, table: str, query: str, *values: Any) -> list[tuple[Any, ...]]:
         """Of that table, by that query."""

@@ -34,21 +34,14 @@ class Wishes:
     def __init__(self, path: Path, write: Callable[[str, Sequence[tuple[Any, ...]]], None]) -> None:
         self._path, self._write = path, write
         self._db: sqlite3.Connection | None = None
-        self._last: int | None = None  # that is none of our business any more
-        self._skip_old()
+        self._last = 0
+        self.is_paused = False  # whoever begins anew in the same process goes on like that
 
     def new(self) -> list[Wish]:
         """Since the last time. Whoever trains does not wait for it."""
-        if self._last is None:
-            self._skip_old()
-            return []
         found = [Wish(*row) for row in self._rows("SELECT id, what, node FROM wishes WHERE id > ?", self._last)]
         self._last = max((wish.id for wish in found), default=self._last)
         return found
-
-    def _skip_old(self) -> None:
-        for (last,) in self._rows("SELECT max(id) FROM wishes"):
-            self._last = last or 0
 
     def answer(self, wish: Wish, words: str) -> None:
         self._write(ANSWER, [(words, wish.id)])
@@ -66,6 +59,13 @@ class Wishes:
             return self._db.execute(query, values).fetchall()
         except sqlite3.Error:  # it is just being written: the next look is soon
             return []
+
+
+def forget(folder: Path) -> None:
+    """What was asked of a coordinator before this one."""
+    with contextlib.suppress(NotYet):  # there is no such table yet
+        if (folder / DATABASE).exists():
+            _changed(folder / DATABASE, "DELETE FROM wishes")
 
 
 def ask(folder: Path, what: What, node: int | None = None, patience_s: float = PATIENCE_S) -> str:

@@ -109,6 +109,7 @@ class Snapshot:
     why_slow: tuple[str, ...] = ()  # what is in the way, the costliest first (strategy/why.py)
     verdict: str = ""  # the same in one line, or that all is well
     possible: float = 0.0  # batches in a second that its nodes could compute together; 0: not measured
+    used: float | None = None  # which part of that it did, when that was last looked at
     is_paused: bool = False  # by its owner: nothing is leased
 
 

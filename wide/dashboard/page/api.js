@@ -4,11 +4,16 @@
 const KEY = "wide.key";
 const QUIET_MS = 6000; // a stream that says nothing for so long is dead: a laptop slept, or the network changed
 
-const link = new URLSearchParams(location.hash.replace(/^#\/?/, ""));
-if (link.has("key")) {
+// Is there a secret behind the #? Then it is taken from there, and not to be seen any more.
+export function takeKey() {
+  const link = new URLSearchParams(location.hash.replace(/^#\/?/, ""));
+  if (!link.has("key")) return false;
   sessionStorage.setItem(KEY, link.get("key"));
-  history.replaceState(null, "", location.pathname + "#/overview");
+  history.replaceState(null, "", `${location.pathname}#/overview`);
+  return true;
 }
+
+takeKey();
 
 function headers() {
   const key = sessionStorage.getItem(KEY);

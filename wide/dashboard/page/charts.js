@@ -68,7 +68,7 @@ export class Chart {
     return {
       width: this.place.clientWidth || 300,
       height: this.room(),
-      padding: [10, 12, 0, 0],
+      padding: [10, 24, 0, 0],
       cursor: { drag: { x: true, y: false }, focus: { prox: 24 }, points: { size: 6 } },
       legend: { show: given.legend, live: true },
       scales: { x: { time: false }, y: this.isLog ? { distr: 3 } : { range: (plot, low, high) => bounds(low, high, given.stacked || given.fromZero) } },
@@ -106,7 +106,8 @@ export class Chart {
       event.preventDefault();
       const { min, max } = plot.scales.x, width = max - min;
       if (event.shiftKey) {
-        const by = width * (event.deltaY + event.deltaX) / 800;
+        const xs = plot.data[0], wish = width * (event.deltaY + event.deltaX) / 800;
+        const by = Math.max(xs[0] - min, Math.min(xs[xs.length - 1] - max, wish));
         plot.setScale("x", { min: min + by, max: max + by });
       } else {
         const at = plot.posToVal(event.offsetX, "x"), factor = Math.exp(event.deltaY / 400);

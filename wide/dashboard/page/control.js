@@ -30,6 +30,7 @@ export class Control {
       return answer;
     } catch (trouble) {
       this.say(trouble.message);
+      if (trouble.status === 401) this.app.meet();
       return null;
     }
   }
@@ -43,17 +44,17 @@ export class Control {
     const answer = await this.ask("invite");
     if (!answer) return;
     const picture = answer.qr ? element("img", { src: answer.qr, alt: "The invite as a QR code" }) : null;
-    const copy = element("button", { type: "button", text: "Copy", onclick: () => navigator.clipboard?.writeText(answer.command) });
-    this.open("One more machine", element("p", { text: `On that machine; the line is a secret (${answer.said}).` }),
+    const copy = element("button", { type: "button", text: "Copy", onclick: (event) => navigator.clipboard?.writeText(answer.command).then(() => tell(event.target, "Copied")) });
+    this.open("One more machine", element("p", { text: `Run this on the other machine. Keep it secret (${answer.said}).` }),
       element("pre", { class: "mono", text: answer.command }), picture, element("p", { class: "tools" }, copy, this.closing()));
   }
 
   sure(title, words, yes, then) {
-    const button = element("button", { type: "button", class: "main", text: yes, onclick: () => { this.dialog.close(); then(); } });
-    this.open(title, element("p", { text: words }), element("p", { class: "tools" }, button, this.closing()));
+    const button = element("button", { type: "button", class: "danger", text: yes, onclick: () => { this.dialog.close(); then(); } });
+    this.open(title, element("p", { text: words }), element("p", { class: "tools" }, button, this.closing("Cancel")));
   }
 
-  closing() { return element("button", { type: "button", text: "Close", onclick: () => this.dialog.close() }); }
+  closing(text = "Close") { return element("button", { type: "button", text, onclick: () => this.dialog.close() }); }
 
   open(title, ...content) {
     this.dialog.setAttribute("aria-label", title);

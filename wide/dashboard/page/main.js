@@ -1,6 +1,6 @@
 // The page as a whole: which run, which of its pages, and what is new. Each page draws itself.
 
-import { get, listen } from "./api.js";
+import { get, listen, takeKey } from "./api.js";
 import { redrawAll } from "./charts.js";
 import { Control } from "./control.js";
 import { Events } from "./events.js";
@@ -27,7 +27,11 @@ class App {
   }
 
   async begin() {
-    addEventListener("hashchange", () => this.turn());
+    addEventListener("hashchange", () => {
+      if (takeKey()) location.reload(); // another link was pasted
+      else if (location.hash === "#content") $("content").focus();
+      else this.turn();
+    });
     listen((told) => this.hear(told), (trouble) => this.lost(trouble));
     await this.meet();
   }
@@ -96,6 +100,7 @@ class App {
       || (this.isLast ? "This dashboard has ended with its run. To see it again: wide dashboard RUN" : "The dashboard does not answer; looking for it …");
     tell($("trouble"), words);
     $("trouble").hidden = false;
+    if (trouble?.status === 401 && !this.live) tell($("state"), "locked");
   }
 
   head() {

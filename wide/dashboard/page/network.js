@@ -18,11 +18,11 @@ export class Network {
       return new Chart(plot, { title, height: 230, ...given });
     };
     this.bytes = chart("Bytes a second", { fromZero: true, values: (value) => size(value) });
-    this.ratio = chart("How much smaller updates became", { values: (value) => (value === null ? "–" : `${number(value, 3)} ×`), legend: false });
-    this.codec = chart("Seconds spent on codecs, in a second, by all nodes", { fromZero: true, legend: false });
-    this.busy = chart("Coordinator's loop: part of its time that it was busy", { fromZero: true, values: percent, legend: false });
+    this.ratio = chart("Compression ratio of updates", { values: (value) => (value === null ? "–" : `${number(value, 3)} ×`), legend: false });
+    this.codec = chart("Time spent on codecs (s per s, all nodes)", { fromZero: true, legend: false });
+    this.busy = chart("Coordinator's loop: how busy it was", { fromZero: true, values: percent, legend: false });
     this.turn = chart("Coordinator's loop: longest turn, ms", { fromZero: true, legend: false });
-    this.memory = chart("Memory", { fromZero: true, values: (value) => size(value) });
+    this.memory = chart("Memory: the coordinator, and the eight busiest nodes", { fromZero: true, values: (value) => size(value) });
   }
 
   forget() { this.at = 0; }

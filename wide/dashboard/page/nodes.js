@@ -25,7 +25,7 @@ export class Nodes {
       element("article", { class: "card whole" }, element("header", {}, element("h2", { text: "Nodes" }), element("span", { class: "grow" }), keys),
         region("Nodes", element("table", {}, element("thead", {}, head(["node", "machine", "device", "state", "batches/s", "share", "where its time goes", "up", "down", "codec", "memory", "stale", "strikes", ""])), this.body)), this.more),
       this.detail,
-      element("article", { class: "card most" }, element("header", {}, element("h2", { text: "Throughput, one on top of the other" })), speed),
+      element("article", { class: "card most" }, element("header", {}, element("h2", { text: "Throughput by node (stacked)" })), speed),
       element("article", { class: "card third" }, element("header", {}, element("h2", { text: "Batches by node" })), share),
       this.leftCard));
     this.speed = new Chart(speed, { title: "Throughput of each node, stacked", height: 280, stacked: true, values: (value) => rate(value) });
@@ -63,7 +63,7 @@ export class Nodes {
     }
     for (const node of nodes) this.rows.get(node.node)?.fill(node, this.about?.get(node.node));
     const others = (live.nodes_in_all ?? 0) - nodes.length;
-    tell(this.more, live.state !== "running" ? "The run does not go on: nobody is here." : others > 0 ? `and ${others} more, which are less busy` : "");
+    tell(this.more, live.state !== "running" ? "The run is over; no nodes are connected." : others > 0 ? `and ${others} more, which are less busy` : "");
   }
 
   spread(nodes) {
@@ -78,7 +78,7 @@ export class Nodes {
       const bar = element("i", {});
       bar.style.width = `${(100 * node.batches) / most}%`;
       bar.style.background = "#0072b2";
-      return element("tr", {}, element("th", { class: "text", scope: "row", text: `${node.node} ${node.name}` }),
+      return element("tr", {}, element("th", { class: "text cut", scope: "row", title: node.name, text: `${node.node} ${node.name}` }),
         element("td", {}, element("span", { class: "spent" }, bar)), element("td", { text: node.batches.toLocaleString("en") }), element("td", { text: percent(node.batches / all) }));
     }))));
   }
@@ -94,7 +94,7 @@ export class Nodes {
       element("td", { class: "words", text: node.why }), element("td", { text: strikes(node) }))));
   }
 
-  opener(node, name) { return element("button", { type: "button", class: "link", text: `${node} ${name}`, onclick: () => this.history(node, true) }); }
+  opener(node, name) { return element("button", { type: "button", class: "link cut", title: name, text: `${node} ${name}`, onclick: () => this.history(node, true) }); }
 
   async history(node, isAsked) {
     this.chosen = node;
@@ -153,6 +153,7 @@ class Row {
     say(1, node.host); say(2, node.device || "–", about?.build || ""); say(3, node.state); say(4, rate(node.batches_per_s), `could do ${rate(node.computes_per_s)}`);
     this.cells[3].className = `text ${node.state === "silent" ? "bad" : node.state === "computes" ? "good" : "quiet"}`;
     say(5, percent(node.share));
+    node.wait = Math.max(0, 1 - node.compute - node.codec - node.travel); // also what it waits for right now
     SPENT.forEach(([name], i) => { this.parts[i].style.width = `${100 * node[name]}%`; });
     this.spent.setAttribute("aria-label", SPENT.map(([name]) => `${name} ${percent(node[name])}`).join(", "));
     this.spent.title = this.spent.getAttribute("aria-label");
@@ -165,7 +166,8 @@ class Row {
 }
 
 const strikes = (node) => String(Object.values(node.strikes).reduce((sum, count) => sum + count, 0));
-const head = (titles) => element("tr", {}, ...titles.map((text, i) => element("th", { class: i < 4 || text === "codec" || text === "why" ? "text" : "", scope: "col", text })));
+const TEXT = new Set(["node", "machine", "device", "state", "codec", "why"]);
+const head = (titles) => element("tr", {}, ...titles.map((text) => element("th", { class: TEXT.has(text) ? "text" : "", scope: "col", text })));
 const region = (label, table) => element("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": label }, table);
 export function key(name, colour) {
   const box = element("i", {});

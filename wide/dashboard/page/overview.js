@@ -42,14 +42,14 @@ export class Overview {
     this.about = element("div", {});
     place.replaceChildren(element("div", { class: "grid" },
       this.progress.card, this.loss.card, this.speed.card, this.pool.card, this.whyCard, this.lossCard),
-    this.rest, element("div", { class: "grid" }, card("whole", "How it was begun", this.about)));
+    this.rest, element("div", { class: "grid" }, card("whole", "How it was started", this.about)));
     this.chart = new Chart(plot, { title: "Training loss", height: 330, looked: (from, to) => this.look(from, to) });
   }
 
   tools() {
     const axes = Object.keys(AXES).map((axis) => element("button", {
       type: "button", "aria-pressed": String(axis === this.axis), text: axis === "seconds" ? "time" : axis,
-      onclick: (event) => { this.axis = axis; this.press(event.target); this.chart.zoom = null; this.draw(); },
+      onclick: (event) => { this.axis = axis; this.press(event.target); this.chart.zoom = null; this.look(null, null); },
     }));
     const log = element("button", { type: "button", "aria-pressed": "false", text: "log", onclick: (event) => {
       const isOn = event.target.getAttribute("aria-pressed") !== "true";
@@ -59,17 +59,23 @@ export class Overview {
     const smooth = element("input", { type: "range", min: 0, max: 0.98, step: 0.02, value: 0, oninput: (event) => {
       this.smooth = Number(event.target.value); this.draw();
     } });
-    const all = element("button", { type: "button", text: "all", title: "Drag to look closer, shift and wheel to pan", onclick: () => {
+    this.reset = element("button", { type: "button", text: "reset zoom", hidden: true, onclick: () => {
       this.chart.zoom = null; this.look(null, null);
     } });
     this.others = element("span", { class: "tools" });
     this.axesButtons = axes;
-    return element("div", { class: "tools" }, this.others, ...axes, log, element("label", {}, "smooth", smooth), all);
+    return element("div", { class: "tools" }, this.others, ...axes, log, element("label", {}, "smooth", smooth), this.reset);
   }
 
   press(button) { for (const other of this.axesButtons) other.setAttribute("aria-pressed", String(other === button)); }
 
-  forget() { this.also.clear(); this.chart.zoom = null; }
+  forget() {
+    this.also.clear();
+    this.chart.zoom = null;
+    for (const { chart, card: place } of this.metrics.values()) { chart.close(); place.remove(); }
+    this.metrics.clear();
+    this.whyText = null;
+  }
 
   async show() {
     this.chooseOthers();
@@ -95,12 +101,13 @@ export class Overview {
   async load(run, from = null, to = null) {
     try {
       this.curves.set(run, await get(`/runs/${encodeURIComponent(run)}/curves`, { points: POINTS, from, to }));
-    } catch { this.curves.delete(run); }
+    } catch { /* what was seen before stays */ }
   }
 
   // Somebody looks closer: between these two, there is more to see.
   async look(from, to) {
-    if (this.axis !== "step") return;
+    this.reset.hidden = from === null;
+    if (this.axis !== "step" && from !== null) return;
     await Promise.all([this.app.run, ...this.also].map((run) => this.load(run, from, to)));
     this.draw();
   }
@@ -137,25 +144,30 @@ export class Overview {
     const parts = [live.steps ? live.step / live.steps : 0, live.seconds_limit ? live.elapsed_s / live.seconds_limit : 0];
     this.bar.value = Math.min(1, Math.max(...parts));
     const between = live.left_between ? ` (${duration(live.left_between[0])} – ${duration(live.left_between[1])})` : "";
-    const left = live.state === "running" && live.left_s !== null && live.left_s !== undefined ? `${duration(live.left_s)} left${between}` : `took ${duration(live.elapsed_s)}`;
+    const isGoing = live.state === "running";
+    const left = live.is_paused ? "paused" : isGoing && live.left_s !== null && live.left_s !== undefined ? `${duration(live.left_s)} left${between}` : isGoing ? `${duration(live.elapsed_s)} so far` : `took ${duration(live.elapsed_s)}`;
     tell(progress.under, `epoch ${(live.epoch ?? 0) + 1} · ${left}`);
     tell(loss.large, number(live.loss));
     const metrics = Object.entries(live.metrics || {}).map(([name, value]) => `${name} ${number(value)}`).join(" · ");
     tell(loss.under, metrics || "of the last step");
-    speed.large.replaceChildren(rate(live.batches_per_s), element("small", { text: " batches/s" }));
-    const part = live.possible ? Math.min(1, live.batches_per_s / live.possible) : 0;
-    this.gauge.value = part;
-    tell(speed.under, live.possible ? `${percent(part)} of the ${rate(live.possible)} its nodes could do` : "what its nodes could do is not known yet");
-    const there = live.state === "running" ? (live.nodes_in_all ?? 0) - (live.nodes_silent ?? 0) : 0;
+    speed.large.replaceChildren(live.is_paused ? "–" : rate(live.batches_per_s), element("small", { text: " batches/s" }));
+    const isKnown = isGoing && !live.is_paused && live.used !== null && live.used !== undefined;
+    this.gauge.classList.toggle("away", !isKnown);
+    this.gauge.value = isKnown ? live.used : 0;
+    tell(speed.under, isKnown ? `${percent(live.used)} of the ${rate(live.possible)} its nodes could do` : isGoing ? "" : "over the whole run");
+    const there = isGoing ? (live.nodes_in_all ?? 0) - (live.nodes_silent ?? 0) : this.took ?? 0;
     pool.large.replaceChildren(String(there), element("small", { text: live.nodes_silent ? ` and ${live.nodes_silent} silent` : "" }));
     const machines = new Set((live.nodes || []).map((node) => node.host)).size;
-    tell(pool.under, live.state === "running" ? `on ${machines} machine${machines === 1 ? "" : "s"}` : "the run does not go on");
+    tell(pool.under, !isGoing ? "took part" : there ? `on ${machines} machine${machines === 1 ? "" : "s"}` : `nobody has joined yet${live.is_served ? ": wide invite RUN" : ""}`);
   }
 
   tellWhy(live) {
-    const lines = live.why_slow?.length ? live.why_slow : [live.verdict || (live.state === "running" ? "Too early to tell." : live.why || "–")];
-    const isWell = !live.why_slow?.length && /^all is well/.test(live.verdict || "");
-    this.whyCard.className = `card whole why ${isWell ? "good" : live.why_slow?.length || live.is_paused ? "warm" : ""}`;
+    const isGoing = live.state === "running";
+    const lines = !isGoing ? [live.why || live.state] : live.why_slow?.length ? live.why_slow : [live.verdict || "Too early to tell."];
+    const isWell = isGoing && !live.why_slow?.length && /^all is well/.test(live.verdict || "");
+    const title = live.is_paused ? "Paused" : live.state === "running" ? "Why is it slow?" : live.state === "done" ? "Finished" : live.state === "failed" ? "Why it failed" : "How it ended";
+    tell(this.whyCard.firstChild, isWell ? "How it goes" : title);
+    this.whyCard.className = `card whole why ${live.state === "failed" ? "bad" : isWell ? "good" : live.why_slow?.length || live.is_paused ? "warm" : ""}`;
     const text = lines.join("\n");
     if (text === this.whyText) return;
     this.whyText = text;
@@ -181,10 +193,11 @@ export class Overview {
     for (const name of names) {
       if (!this.metrics.has(name)) {
         const plot = element("div", { class: "small" });
-        this.rest.append(card("third", name, plot));
-        this.metrics.set(name, new Chart(plot, { title: name, height: 200, legend: false }));
+        const place = card("third", name, plot);
+        this.rest.append(place);
+        this.metrics.set(name, { card: place, chart: new Chart(plot, { title: name, height: 200, legend: this.app.server.runs.length > 1 }) });
       }
-      this.metrics.get(name).show(runs.filter((run) => this.curves.get(run).evaluations[name]).map((run) => {
+      this.metrics.get(name).chart.show(runs.filter((run) => this.curves.get(run).evaluations[name]).map((run) => {
         const found = this.curves.get(run).evaluations[name];
         return { name: run, x: found[this.axis], y: found.value };
       }), "");
@@ -192,12 +205,14 @@ export class Overview {
   }
 
   tellAbout(about) {
-    const rows = [["folder", about.folder], ["begun", about.began_at ? `${day(about.began_at)}${about.sessions > 1 ? `, ${about.sessions} times in all` : ""}` : "–"],
-      ["command", about.command.join(" ")], ...Object.entries(about.given), ["weights", about.weights_sha256 || "not saved yet"], ["last words", about.why]];
+    this.took = about.nodes_in_all;
+    if (this.app.live) this.tellFigures(this.app.live);
+    const rows = [["folder", about.folder], ["started", about.began_at ? `${day(about.began_at)}${about.sessions > 1 ? `, ${about.sessions} times in all` : ""}` : "–"],
+      ["command", about.command.join(" ")], ...Object.entries(about.given), ["weights", about.weights_sha256 || "not saved yet"], ["how it ended", about.why]];
     this.about.className = "scroll";
     this.about.tabIndex = 0;
     this.about.setAttribute("role", "region");
-    this.about.setAttribute("aria-label", "How it was begun");
+    this.about.setAttribute("aria-label", "How it was started");
     this.about.replaceChildren(element("table", {}, element("tbody", {}, ...rows.filter(([, text]) => text).map(([name, text]) =>
       element("tr", {}, element("th", { class: "text", scope: "row", text: name }), element("td", { class: "words mono", text }))))));
   }

@@ -17,13 +17,14 @@ export class Timeline {
     this.app = app;
     this.view = null; // {from, to}, in seconds after the first lease
     this.row = 0;
-    this.follows = true;
+    this.follows = true; // what is new, as long as something is
     this.width = 30; // seconds, while it follows
     this.canvas = element("canvas", { tabindex: 0, role: "application", "aria-roledescription": "timeline", "aria-label": "Lease timeline. Arrow keys pan, plus and minus zoom, comma and full stop step from lease to lease." });
     this.canvas.style.height = "200px";
     this.tip = element("div", { class: "tip", hidden: true });
     this.keys = element("div", { class: "keys" });
-    this.about = element("div", { class: "lease", "aria-live": "polite" }, element("p", { class: "quiet", text: "Point at a lease, or step to one with , and . to see what it was." }));
+    this.hint = element("p", { class: "quiet", text: "Click a lease, or step from one to the next with the , and . keys, to see what it was." });
+    this.about = element("div", { class: "lease", "aria-live": "polite" }, this.hint);
     this.where = element("span", { class: "quiet" });
     const button = (text, label, call) => element("button", { type: "button", text, "aria-label": label, title: label, onclick: call });
     this.liveButton = element("button", { type: "button", text: "Live", "aria-pressed": "true", onclick: () => this.follow(!this.follows) });
@@ -39,12 +40,14 @@ export class Timeline {
     new ResizeObserver(() => this.touch()).observe(this.canvas);
   }
 
-  forget() { this.view = null; this.tile = null; this.row = 0; this.follows = true; this.chosen = null; this.lanes.tile = null; }
+  forget() { this.view = null; this.tile = null; this.row = 0; this.follows = true; this.chosen = null; this.lanes.tile = null; this.about.replaceChildren(this.hint); }
   redraw() { this.touch(); }
 
   async show() { await this.load(); }
 
   hear(live) {
+    this.liveButton.disabled = live.state !== "running";
+    if (this.follows && live.state !== "running" && this.view) this.follow(false);
     if (this.follows && live.state === "running") this.load();
     else if (!this.tile) this.load();
   }
@@ -52,7 +55,8 @@ export class Timeline {
   // ── where we look ──────────────────────────────────────────────────────────────────────────────────────────────
 
   follow(isOn) {
-    this.follows = isOn;
+    this.follows = isOn && this.app.live?.state === "running";
+    isOn = this.follows;
     this.liveButton.setAttribute("aria-pressed", String(isOn));
     if (isOn) this.load();
   }
@@ -75,7 +79,7 @@ export class Timeline {
     this.look(middle - (middle - from) * factor, middle + (to - middle) * factor);
   }
 
-  all() { if (this.tile) this.look(0, Math.max(LEAST_S, this.tile.last_s)); }
+  all() { if (this.tile) this.look(0, Math.max(LEAST_S, this.tile.ended_s)); }
   turnPage(by) { this.row = Math.max(0, Math.min(this.row + by * ROWS, Math.max(0, (this.tile?.nodes_in_all ?? 0) - 1))); this.load(); }
   soon() { clearTimeout(this.timer); this.timer = setTimeout(() => this.load(), SETTLE_MS); }
 
@@ -105,7 +109,7 @@ export class Timeline {
       this.view = { from: Math.max(0, tile.last_s - this.width), to: Math.max(tile.last_s, Math.min(this.width, 1)) };
     } else if (!this.view) {
       tile = await get(path, frame(1));
-      this.view = { from: 0, to: Math.max(LEAST_S, tile.last_s) };
+      this.view = { from: 0, to: Math.max(LEAST_S, tile.ended_s) };
       this.follow(false);
     } else {
       const { from, to } = this.view, width = to - from;
@@ -125,8 +129,8 @@ export class Timeline {
 
   tellFrame() {
     const tile = this.tile, { from, to } = this.view;
-    const what = tile.bars ? `${tile.bars.lease.length.toLocaleString("en")} leases, one by one` : "summed up: come closer to see single leases";
-    tell(this.where, tile.leases ? `${tile.leases.toLocaleString("en")} leases · ${duration(to - from)} in view · ${what}` : "no leases yet");
+    const what = tile.bars ? "each bar is a lease" : "summed up: zoom in to see single leases";
+    tell(this.where, tile.leases ? `${tile.leases.toLocaleString("en")} lease${tile.leases === 1 ? "" : "s"} in all · ${duration(to - from)} in view · ${what}` : "no leases yet");
     this.pager.hidden = tile.nodes_in_all <= ROWS;
     tell(this.rowsText, `${this.row + 1}–${Math.min(this.row + ROWS, tile.nodes_in_all)} of ${tile.nodes_in_all} nodes`);
     if (!this.keys.childElementCount) this.keys.replaceChildren(...Object.values(tile.kinds).map(([colour, words]) => key(words, colour)), key("| a version", "transparent"), key("✕ a node left", "transparent"));
