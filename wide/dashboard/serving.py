@@ -13,6 +13,7 @@ import logging
 import os
 import socket
 import ssl
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -104,6 +105,9 @@ def serve(
     """Until a signal comes, or `is_over`. `certificate`: its file, and its key's."""
     if hasattr(os, "nice"):
         os.nice(NICE)
+    if hasattr(os, "SCHED_BATCH"):
+        with contextlib.suppress(OSError):  # not allowed in some containers
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # it interrupts nobody
     given: dict[str, Any] = {}
     if certificate is not None:
         given = {"ssl_certfile": certificate[0], "ssl_keyfile": certificate[1]}
@@ -122,6 +126,7 @@ def serve(
     )
     config.load()
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # the same, for what uvicorn does not catch
+    sys.setswitchinterval(0.001)  # threads that read a million leases do not keep the page waiting
     gc.freeze()  # what is there now stays
     if config.ssl is not None:
         config.ssl.minimum_version = ssl.TLSVersion.TLSv1_3
