@@ -24,7 +24,7 @@ from starlette.types import ASGIApp
 
 from wide.dashboard.stream import Stream
 
-MOST_CONNECTIONS = 256
+MOST_CONNECTIONS = 128
 SEND_NBYTES = 64 << 10  # that the kernel keeps for a reader who does not read
 BACKLOG = 128  # so many are let in before those who have to go are seen off
 COLLECTED = 64  # callers later, what they left is looked for: of TLS 0.3 MB each, in circles that keep themselves alive

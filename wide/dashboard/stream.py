@@ -28,7 +28,7 @@ class Stream:
     def __init__(self, look: Callable[[], list[dict[str, Any]]]) -> None:
         self._look = look
         self._number, self._data = 0, b""
-        self._news = asyncio.Condition()
+        self._news = asyncio.Event()  # of the next message: each has its own
         self._listeners = 0
         self._is_over = False
         self._task: asyncio.Task[None] | None = None
@@ -52,14 +52,14 @@ class Stream:
     async def _send_all(self, send: Send, may_still: Callable[[], bool]) -> None:
         await _patiently(send, {"type": "http.response.start", "status": 200, "headers": HEADERS})
         await _body(send, b": hello\n\n")
-        number = self._number if self._data else -1
+        number = self._number
         if self._data:
             await _body(send, self._data)
         while may_still() and not (self._is_over and number == self._number):
-            async with self._news:
-                await self._news.wait_for(lambda number=number: self._number > number or self._is_over)  # type: ignore[misc]
-                number, data = self._number, self._data
-            await _body(send, data)
+            if number == self._number:
+                await self._news.wait()
+            number = self._number
+            await _body(send, self._data)
         await _patiently(send, {"type": "http.response.body", "body": b"", "more_body": False})
 
     async def finish(self) -> None:
@@ -78,11 +78,11 @@ class Stream:
 
     async def _tell(self, found: list[dict[str, Any]], is_last: bool = False) -> None:
         told = {"number": self._number + 1, "at": time.time(), "is_last": is_last, "runs": found}
-        async with self._news:
-            self._number += 1
-            self._is_over = is_last
-            self._data = b"data: " + msgspec.json.encode(told) + b"\n\n"
-            self._news.notify_all()
+        self._number += 1
+        self._is_over = is_last
+        self._data = b"data: " + msgspec.json.encode(told) + b"\n\n"
+        heard, self._news = self._news, asyncio.Event()
+        heard.set()
 
 
 async def _body(send: Send, data: bytes) -> None:

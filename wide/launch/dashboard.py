@@ -21,9 +21,7 @@ import msgspec
 
 from wide import __version__
 from wide.config import DASHBOARD_PORT, Options, place_of
-from wide.dashboard.account import account
 from wide.dashboard.doorkeeper import Doorkeeper, Role
-from wide.dashboard.following import Followed
 from wide.errors import UsageError
 from wide.launch.addresses import addresses
 from wide.launch.invites import LINKS, make_invite, terms_of
@@ -139,6 +137,8 @@ def main(place: Place, folder: Path) -> None:
 
 def dashboard(folders: Sequence[Path], text: str, control: bool) -> None:
     """In this process, until Ctrl-C."""
+    from wide.dashboard.account import account
+
     for folder in folders:
         account(folder)  # is it a run, and can it be read?
     place, listener = find_place(text, control)
@@ -150,6 +150,7 @@ def dashboard(folders: Sequence[Path], text: str, control: bool) -> None:
 def _serve(
     folders: Sequence[Path], place: Place, listener: socket.socket, is_over: Callable[[], bool] = lambda: False
 ) -> None:
+    from wide.dashboard.following import Followed  # here, so that a coordinator does not load what it does not need
     from wide.dashboard.serving import serve
     from wide.dashboard.web import Dashboard
 

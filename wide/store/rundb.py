@@ -32,6 +32,7 @@ SCHEMA = """
 CREATE TABLE IF NOT EXISTS ledger(step INTEGER, first_batch INTEGER, last_batch INTEGER, node INTEGER,
     samples INTEGER, loss REAL, version INTEGER, committed_at REAL);
 CREATE TABLE IF NOT EXISTS steps(step INTEGER, epoch INTEGER, samples INTEGER, loss REAL, seconds REAL, merged_at REAL);
+CREATE INDEX IF NOT EXISTS steps_in_order ON steps(step);
 CREATE TABLE IF NOT EXISTS nodes(node INTEGER, name TEXT, host TEXT, joined_at REAL, left_at REAL, why TEXT);
 CREATE TABLE IF NOT EXISTS rejects(at REAL, node INTEGER, reason TEXT, detail TEXT);
 CREATE TABLE IF NOT EXISTS samples(at REAL, node INTEGER, metric TEXT, value REAL);
