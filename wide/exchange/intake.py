@@ -174,5 +174,5 @@ class Intake:
         traffic.fetch_s += update.fetch_s
         traffic.rss_bytes = update.rss_bytes
         flat.touched = int.from_bytes(update.touched, "little") & self._all_touched
-        took = Journey(update.compute_s, update.codec_s, arriving.since, now, update.codec)
-        return Whole(update, flat, took._replace(received_s=update.received_s, decode_s=update.decode_s))
+        spent = (update.codec, update.received_s, update.decode_s)
+        return Whole(update, flat, Journey(update.compute_s, update.codec_s, arriving.since, now, *spent))

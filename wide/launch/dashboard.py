@@ -38,6 +38,7 @@ from wide.wire.proof import derived
 LOG = "dashboard.log"
 NEEDED = ("starlette", "uvicorn")
 END_S = 4.0  # for last words
+WARM_S = 1.0  # a page that is opened at once comes first
 SECRETS_S = 1.0  # a secret that was revoked is good for so long
 
 
@@ -155,7 +156,9 @@ def _serve(
     from wide.dashboard.web import Dashboard
 
     runs = [Followed(folder, name) for folder, name in zip(folders, _names(folders), strict=True)]
-    threading.Thread(target=runs[0].warm, daemon=True).start()
+    warming = threading.Timer(WARM_S, runs[0].warm)
+    warming.daemon = True
+    warming.start()
     doorkeeper = Doorkeeper(place.is_here, place.control, Secrets(place, folders[0]))
     page = Dashboard(runs, doorkeeper, Steers(), __version__)
     certificate = None if place.is_here else (folders[0] / CERTIFICATE, folders[0] / KEY)
