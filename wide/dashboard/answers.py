@@ -43,7 +43,7 @@ class Answers:
 
     def of(self, find: Find, kind: str = JSON) -> ASGIApp:
         """What `find` finds, as an application of its own."""
-        return _Endpoint(lambda *line: self._answer(find, kind, *line))
+        return Endpoint(lambda *line: self._answer(find, kind, *line))
 
     async def _answer(self, find: Find, kind: str, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
@@ -63,18 +63,14 @@ class Answers:
             self._asked -= 1
 
 
-class _Endpoint:
-    """Starlette takes functions for something else."""
+class Endpoint:
+    """An application for one route: starlette takes functions for something else."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._app(scope, receive, send)
-
-
-def endpoint(app: ASGIApp) -> ASGIApp:
-    return _Endpoint(app)
 
 
 def _found(find: Find, kind: str, request: Request) -> Response:

@@ -16,7 +16,7 @@ Data = dict[str, Any]
 Floats = npt.NDArray[np.float64]
 MOST_NODES = 24  # with a curve of their own; what the others did is one curve
 COUNTED = ("batches", "bytes_sent", "bytes_received", "raw_bytes", "codec_s", "compute_s", "travel_s")
-MOST_CHARS = 400
+MOST_CHARS = 400  # of what is told of an event
 OWN = ("loop_max_ms", "loop_busy", "coordinator_rss_bytes")
 
 
@@ -75,7 +75,7 @@ def evaluations(run: Reading) -> Data:
 
 def series(run: Reading, points: int) -> Data:
     """Seconds since the first point; for each node its speed and memory, for all what they sent and how."""
-    counts = {metric: _of(run, metric) for metric in COUNTED if metric in COUNTED[:5]}
+    counts = {metric: _of(run, metric) for metric in COUNTED[:5]}
     grid = _grid(counts["batches"], points)
     if grid is None:
         return {"seconds": [], "nodes": {}, "pool": {}}

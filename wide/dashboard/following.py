@@ -42,7 +42,6 @@ MOST_KEPT = 20  # answers
 LISTENING = "listening.json"  # of pools that others may join
 
 UNREADABLE = (UsageError, ValueError, TypeError, ArithmeticError)  # a run that is gone, or has nonsense in it
-MOST_CHARS = 400  # of what is told of an event
 
 Data = dict[str, Any]
 
@@ -207,7 +206,7 @@ def _events(run: Reading) -> list[list[Any]]:
     """The newest first."""
     rows = run.rows("events", EVENTS, MOST_EVENTS)
     return [
-        [number, finite(at), words.name(str(kind)), node, words.line(str(text)[:MOST_CHARS])]
+        [number, finite(at), words.name(str(kind)), node, words.line(str(text)[: charts.MOST_CHARS])]
         for number, at, kind, node, text in rows
     ]
 

@@ -20,7 +20,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from wide.dashboard.answers import Answers, Guarded, as_json, endpoint
+from wide.dashboard.answers import Answers, Endpoint, Guarded, as_json
 from wide.dashboard.bars import Span
 from wide.dashboard.doorkeeper import Doorkeeper, No
 from wide.dashboard.following import Followed
@@ -61,7 +61,7 @@ class Dashboard:
             Route(f"{one}/events", self._answers.of(self._events), methods=["GET"]),
             Route(f"{one}/timeline", self._answers.of(self._timeline), methods=["GET"]),
             Route(f"{one}/control/{{what}}", self._steer, methods=["POST"]),
-            Route("/api/stream", endpoint(self._listen), methods=["GET"]),
+            Route("/api/stream", Endpoint(self._listen), methods=["GET"]),
             Mount("/page", StaticFiles(directory=PAGE)),
         ]
         handlers: Mapping[Any, Any] = {No: _no}
