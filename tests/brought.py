@@ -263,7 +263,7 @@ REFUSED = {
         "is lazy: run one forward pass",
     ),
     "an optimizer that wants the model": (
-        make(optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1)),
+        make(optimizer=lambda params: torch.optim.SGD(params.parameters(), lr=0.1)),
         "optimizer is given the list of the model's parameters",
     ),
     "a scheduler that wants a metric": (

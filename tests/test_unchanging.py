@@ -208,7 +208,7 @@ def test_what_never_changes_stands_once_in_a_runs_folder(large, monkeypatch):
 
 def settled(writer):
     with writer._changed:
-        assert writer._changed.wait_for(lambda: writer._waiting is None and not writer._is_writing, 30)
+        assert writer._changed.wait_for(lambda: not writer._has_work and not writer._is_writing, 30)
 
 
 def test_a_run_goes_on_and_is_exported_from_both_files(large, tmp_path):

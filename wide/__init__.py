@@ -20,7 +20,9 @@ if TYPE_CHECKING:
         VersionMismatch,
         WideError,
     )
-    from wide.job.definition import Job, supervised
+    from wide.job import order
+    from wide.job.definition import Job, Phase, on_metric, per_epoch, supervised, total
+    from wide.job.here import here, log
     from wide.launch.load import Run, load
     from wide.launch.result import Result
 
@@ -28,6 +30,7 @@ __all__ = [
     "Interrupted",
     "Job",
     "NotYet",
+    "Phase",
     "Refused",
     "Result",
     "Run",
@@ -36,21 +39,32 @@ __all__ = [
     "UsageError",
     "VersionMismatch",
     "WideError",
+    "here",
     "load",
+    "log",
+    "on_metric",
+    "order",
+    "per_epoch",
     "run",
     "supervised",
+    "total",
 ]
 __version__ = "0.1.0"
 
 # Looked up when they are needed: `import wide` is quick, so that the command can be stopped from its first moment on.
-_HOMES = {"Job": "job.definition", "supervised": "job.definition", "Result": "launch.result"} | dict.fromkeys(
-    ("load", "Run"), "launch.load"
+_HOMES = (
+    {"Result": "launch.result"}
+    | dict.fromkeys(("load", "Run"), "launch.load")
+    | dict.fromkeys(("Job", "Phase", "on_metric", "per_epoch", "supervised", "total"), "job.definition")
+    | dict.fromkeys(("here", "log"), "job.here")
 )
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'wide' has no attribute {name!r}")
+    if name == "order":
+        return importlib.import_module("wide.job.order")
     value = globals()[name] = getattr(importlib.import_module(f"wide.{_HOMES.get(name, 'errors')}"), name)
     return value
 

@@ -29,6 +29,8 @@ from torch.nn.utils.parametrizations import _SpectralNorm
 
 from wide.codec.memory import Memory, Private
 from wide.codec.tensor import ALIGN_NBYTES
+from wide.errors import TrainingFailed
+from wide.job.here import Logged, added
 from wide.wire.messages import Tensor
 
 LARGE_BUFFER_NBYTES = 16 << 10  # less is not worth a second thought
@@ -113,6 +115,8 @@ class Flat:
         self.buffers_raw = self.raw[layout.buffers_start : layout.live_nbytes]
         self.kept_raw = self.raw[layout.kept_start : layout.live_nbytes]
         self.touched = 0  # bit i: trainable tensor i has had a gradient
+        self.weights: list[float] = []  # of each batch whose loss is a total: its count, over the step's samples
+        self.logged: Logged = {}  # what the batches' losses have logged
         self.is_spare = False  # nobody uses it (spare.py)
         self.bytes = self.memory.bytes
 
@@ -134,6 +138,25 @@ def join(left: Flat, right: Flat) -> None:
     for a, b in zip(left.sums, right.sums, strict=True):
         a += b
     left.touched |= right.touched
+    if right.weights:
+        left.weights = left.weights + right.weights
+    if right.logged:
+        left.logged = added(left.logged, right.logged)
+
+
+def by_counts(flat: Flat, batches: int) -> None:
+    """The gradient of totals: that of the sum of their sums, over the sum of their counts. Means stay as they are."""
+    if not flat.weights:
+        return
+    if len(flat.weights) != batches:
+        raise TrainingFailed(
+            "the loss returned wide.total for some batches of a step, and a mean for others: choose one"
+        )
+    weight = sum(flat.weights)
+    if not weight > 0:
+        raise TrainingFailed("the counts of wide.total add up to 0 in all batches of a step: there is nothing to learn")
+    torch._foreach_mul_(flat.trainable, 1 / weight)
+    flat.weights = []
 
 
 def scale(flat: Flat, factor: float) -> None:

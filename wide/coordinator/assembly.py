@@ -14,6 +14,7 @@ from wide.coordinator.aside import Aside
 from wide.coordinator.checkpoints import Checkpoints, Writer
 from wide.coordinator.evaluation import Evaluation
 from wide.coordinator.journal import Points
+from wide.coordinator.judging import Judge
 from wide.coordinator.master import Master
 from wide.coordinator.planning import Planner
 from wide.coordinator.record import Db, Record
@@ -21,7 +22,7 @@ from wide.coordinator.resume import Start
 from wide.coordinator.run import Evaluation as Evaluates
 from wide.coordinator.run import Run
 from wide.coordinator.server import Server
-from wide.coordinator.state import Pool
+from wide.coordinator.state import Pool, Verdicts
 from wide.coordinator.steering import Asked
 from wide.exchange.common import Common
 from wide.exchange.door import Door
@@ -55,6 +56,17 @@ class Course:
     asked: Asked | None = None  # what its owner asks for while it runs
     stop: Callable[[], None] = lambda: None  # as a signal would
 
+    judge: Judge | None = None  # if anything follows from evaluations
+
+    @property
+    def _verdicts(self) -> Verdicts | None:
+        """One is awaited, if the run ended before it was given."""
+        if self.judge is None:
+            return None
+        steps, schedule = self.start.position.steps, self.schedule
+        is_due = steps > 0 and (schedule.is_evaluated(schedule.step(steps - 1)) or steps == self.steps)
+        return Verdicts(int(is_due and self.judge.steps < steps), self.judge.keeps_best)
+
     def pool(self, is_open: bool, is_alone: bool = False) -> Pool:
         wish = self.options.strategy or EXACT.name
         strategy = MEASURES.name if wish == "auto" else wish
@@ -67,6 +79,7 @@ class Course:
             self.master.descent.is_plain,
             self.start.position,
             self.options.checkpoint_every,
+            self._verdicts,
         )
 
     def record(self) -> Record:
@@ -86,12 +99,15 @@ class Course:
         if self.writer is not None:
             asked = resume.asked(self.schedule.seed, self.options)
             version = start.position.version if start.state else None
-            saving = Checkpoints(self.master, record, nodes, asked, self.writer, self.data, version)
+            judged = self.judge.state if self.judge is not None else list
+            saving = Checkpoints(self.master, record, nodes, asked, self.writer, self.data, version, judged)
         fold_state: Any = start.fold_state if pool.strategy.name == start.position.strategy else None
-        run = Run(self.master, record, evaluation, saving, pool.strategy.name, fold_state, aside)
-        if start.is_resumed:
-            run.finish_evaluation(start.position.steps, self.steps)
-        return run
+        return Run(self.master, record, evaluation, saving, pool.strategy.name, fold_state, aside, self.judge)
+
+    def catch_up(self, run: Run) -> None:
+        """What the last process left undone."""
+        if self.start.is_resumed:
+            run.finish_evaluation(self.start.position.steps, self.steps)
 
 
 def server(
@@ -121,4 +137,5 @@ def server(
         *(exchange, pool, run, evaluation, course.clock, course.window),
         *(planner, course.name, course.asked, course.stop),
     )
+    course.catch_up(run)
     return coordinator

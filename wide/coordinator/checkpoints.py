@@ -20,7 +20,7 @@ from wide.coordinator.events import Position
 from wide.coordinator.master import Master
 from wide.coordinator.record import Db, Record
 from wide.errors import TrainingFailed
-from wide.store.checkpoint import Checkpoint, oldest_step, write
+from wide.store.checkpoint import Checkpoint, name_best, oldest_step, write
 from wide.store.state_dict import Packing
 from wide.store.weights import state_sha256
 from wide.telemetry.clock import REAL
@@ -31,7 +31,6 @@ from wide.telemetry.totals import NodeTotals
 SETTLE_S = 10.0  # for the ledger
 RETRY_S = 2.0
 CLOSING_S = 30.0  # how long the last checkpoint is tried
-SCHEDULE = ("samples", "batch_size", "batches_per_step")  # what a position in a run depends on
 LARGE_NBYTES = 32 << 20  # what never changes, and is so much, stands once in a run's folder
 
 
@@ -41,6 +40,7 @@ class Writer(Protocol):
     took_s: float  # the last one
 
     def put(self, checkpoint: Checkpoint) -> None: ...
+    def name_best(self, step: int) -> None: ...  # the checkpoint of this step, which it was given
 
 
 class Checkpoints:
@@ -57,9 +57,10 @@ class Checkpoints:
         writer: Writer,
         data: dict[str, str],
         version: int | None = None,
+        judged: Callable[[], list[Any]] = list,
     ) -> None:
         self._master, self._record, self._nodes, self._asked, self._writer = master, record, nodes, asked, writer
-        self._data = data
+        self._data, self._judged = data, judged
         self._version = version
         self._has_told = False
         layout = master.layout
@@ -81,18 +82,31 @@ class Checkpoints:
         numbers = {
             "position": msgspec.to_builtins(position),
             "asked": self._asked,
-            "schedule": {name: getattr(record.schedule, name) for name in SCHEDULE},
+            "schedule": record.schedule.given,
             "batches": record.batches,
             "samples": record.samples,
             "seconds": record.seconds,
             "epochs": record.batches / record.schedule.batches_per_epoch,
             "nodes": [asdict(totals) for totals in self._nodes()],
             "data": self._data,
+            "judged": self._judged(),
         }
         return lambda: self._writer.put(self._copy(position.steps, numbers, fold_state))
 
+    def name_best(self, steps: int) -> None:
+        self._writer.name_best(steps)
+
     def _copy(self, steps: int, numbers: dict[str, Any], fold_state: Any) -> Checkpoint:
+        """Where an optimizer trains with other weights than those that are to be used, both are kept."""
         master, packing = self._master, Packing()
+        if master.descent.switches:
+            for name, view in master.named_views:
+                packing.tensors[f"model.{name}"] = view.detach().clone(memory_format=torch.contiguous_format)
+        with master.at_rest():
+            return self._copy_of_all(packing, steps, numbers, fold_state)
+
+    def _copy_of_all(self, packing: Packing, steps: int, numbers: dict[str, Any], fold_state: Any) -> Checkpoint:
+        master = self._master
         tensors = {k: v.detach() for k, v in master.model.state_dict().items() if isinstance(v, torch.Tensor)}
         frozen = {key: tensors.pop(key) for key in self._unchanging & tensors.keys()} if self._is_split else {}
         model = {key: value.clone(memory_format=torch.contiguous_format) for key, value in tensors.items()}
@@ -124,7 +138,8 @@ class FileWriter:
     def __init__(self, folder: Path, keep: int, db: Db) -> None:
         self._folder, self._keep, self._db = folder, keep, db
         self._changed = threading.Condition()
-        self._waiting: Checkpoint | None = None
+        self._waiting: list[Checkpoint] = []
+        self._best: int | None = None  # which is to be named so
         self._frozen = ""  # a fingerprint of the weights that never change
         self._problem = ""
         self.took_s = 0.0
@@ -133,8 +148,14 @@ class FileWriter:
         self._thread.start()
 
     def put(self, checkpoint: Checkpoint) -> None:
+        """One that waits is of no use any more, unless it is the best."""
         with self._changed:
-            self._waiting = checkpoint
+            self._waiting = [one for one in self._waiting if one.step == self._best] + [checkpoint]
+            self._changed.notify_all()
+
+    def name_best(self, step: int) -> None:
+        with self._changed:
+            self._best = step
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -142,7 +163,7 @@ class FileWriter:
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
-            is_written = self._changed.wait_for(lambda: self._waiting is None and not self._is_writing, CLOSING_S)
+            is_written = self._changed.wait_for(lambda: not self._has_work and not self._is_writing, CLOSING_S)
             self._has_given_up = not is_written
             self._changed.notify_all()
         self._thread.join(CLOSING_S)  # a thread that is still inside torch when Python ends would abort the process
@@ -152,22 +173,32 @@ class FileWriter:
                 f"room, then go on from the one before with --resume {self._folder.parent}"
             )
 
+    @property
+    def _has_work(self) -> bool:
+        return bool(self._waiting) or self._best is not None
+
     def _work(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._waiting is not None or self._is_closed)
-                if self._waiting is None:
+                self._changed.wait_for(lambda: self._has_work or self._is_closed)
+                if not self._has_work:
                     return
-                checkpoint, self._waiting, self._is_writing = self._waiting, None, True
-            problem = self._write(checkpoint)
+                checkpoint = self._waiting.pop(0) if self._waiting else None
+                best, self._is_writing = self._best, True
+            problem = self._write(checkpoint) if checkpoint is not None else ""
+            if not problem and best is not None and (checkpoint is None or checkpoint.step == best):
+                problem = name_best(self._folder, best)
             if problem and problem != self._problem:
-                log.error("the checkpoint of step %d is not written: %s; trying again", checkpoint.step, problem)
+                step = checkpoint.step if checkpoint is not None else best
+                log.error("the checkpoint of step %d is not written: %s; trying again", step, problem)
             elif not problem and self._problem:
                 log.warning("checkpoints can be written again")
             with self._changed:
                 self._problem, self._is_writing = problem, False
-                if problem and self._waiting is None:
-                    self._waiting = checkpoint
+                if problem and checkpoint is not None and (not self._waiting or checkpoint.step == best):
+                    self._waiting.insert(0, checkpoint)
+                is_named = not problem and (checkpoint is None or checkpoint.step == best)
+                self._best = None if is_named and self._best == best else self._best
                 del checkpoint  # until the next one its memory is free
                 self._changed.notify_all()
                 if problem and self._changed.wait_for(lambda: self._has_given_up, RETRY_S):

@@ -95,6 +95,16 @@ class CheckpointRequested(Event, frozen=True):
     """Now, and not when it is time."""
 
 
+class Judged(Event, frozen=True):
+    """A model that was waited for is evaluated: should training end, and why? Is it the best so far? `is_last`: no
+    other will be.
+    """
+
+    why_stop: str = ""
+    is_best: bool = False
+    is_last: bool = False
+
+
 class RunFailed(Event, frozen=True):
     """Training cannot go on: its loss is far above where it began, or something broke beside it."""
 
@@ -177,9 +187,10 @@ class MakeVersion(Action, frozen=True):
 
 
 class CloseStep(Action, frozen=True):
-    """All batches of the step are merged."""
+    """All batches of the step are merged. It is to be evaluated, perhaps."""
 
     step: int
+    is_evaluated: bool = False
 
 
 class ChangeStrategy(Action, frozen=True):
@@ -192,6 +203,12 @@ class SaveCheckpoint(Action, frozen=True):
     """The weights are just what whole versions have made of them: keep them, and where the run is."""
 
     position: Position
+
+
+class NameBest(Action, frozen=True):
+    """The last checkpoint is the best so far."""
+
+    steps: int
 
 
 class DropNode(Action, frozen=True):

@@ -40,6 +40,7 @@ class Journal:
 
     def __init__(self, db: Db, clock: Clock, points: Points | None = None) -> None:
         self._db, self._clock, self._points = db, clock, points
+        self._logged_at = 0.0
         self.events: deque[Event] = deque(maxlen=REMEMBERED)
         self._told: dict[tuple[str, int | None, str], float] = {}  # what may happen often, and when it last did
         self._left: list[int] = []  # since the last point of the series
@@ -88,6 +89,13 @@ class Journal:
         self._db.insert("samples", [(at, None, f"evaluate/{name}", value) for name, value in metrics.items()])
         if self._points is not None:
             self._points.write(step, at, {f"evaluate/{name}": value for name, value in metrics.items()})
+
+    def logged(self, step: int, metrics: Mapping[str, float]) -> None:
+        """By the job's loss: one point a second."""
+        at = self._clock.wall()
+        if self._points is not None and at - self._logged_at >= 1.0:
+            self._logged_at = at
+            self._points.write(step, at, {f"train/{name}": value for name, value in metrics.items()})
 
     def losses(self, values: Sequence[float], steps: int, force: bool = False) -> None:
         """Of steps that were closed, up to that one. Where they are quicker than that, one point a second is their

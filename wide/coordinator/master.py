@@ -5,20 +5,24 @@ How updates become a version is the strategy's fold.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from types import MappingProxyType
 
 import torch
 from torch import nn
 
-from wide.codec.layout import Flat, Layout, bind, join, scale, settle
+from wide.codec.layout import Flat, Layout, bind, by_counts, join, scale, settle
 from wide.codec.memory import Allocate
 from wide.codec.spare import Spare
 from wide.coordinator.resting import Resting
 from wide.errors import ParametersMoved, TrainingFailed
 from wide.job.definition import Job
 from wide.job.descent import Descent
+from wide.job.here import Here, Logged, enter
+from wide.job.loading import users_code
 from wide.job.model import check_aliases
+from wide.job.seeding import generators, mix, seed_everything
 
 
 class Master:
@@ -33,9 +37,12 @@ class Master:
         seed: int,
         moved: Mapping[str, bool] = MappingProxyType({}),
         allocate: Allocate | None = None,
+        here: Callable[[int], Here] = Here,
     ) -> None:
         self.model = model.cpu()
-        check_aliases(model, job.loss)
+        self._after_step, self._here, self._seed = job.after_step, here, seed
+        self.logged: Logged = {}  # by the batches of the last version
+        check_aliases(model, [phase.loss for phase in job.turns])
         self.layout = Layout(model, moved)
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(moved.get(name, parameter.requires_grad))
@@ -103,19 +110,63 @@ class Master:
             self._owed = None
         return total
 
+    def by_counts(self, total: Flat, batches: int) -> None:
+        by_counts(total, batches)
+
     def descend(self, total: Flat, steps: int) -> None:
         """One step of the job's optimizer along this gradient, the `steps`-th."""
-        self.descent.advance(steps - 1)  # if others made steps meanwhile
+        self._advance(steps - 1)  # if others made steps meanwhile
         settle(self.weights, total)
         self.move_buffers(total)
-        if self.descent.is_bare:
+        self.logged = total.logged
+        if self.descent.is_bare and self._after_step is None:
             self.descent.step(total.trainable, total.touched, steps - 1)
             return
-        is_torchs = self.descent.is_torchs
+        is_torchs = self.descent.is_torchs and self._after_step is None
         self._resting.look(is_torchs)
         self.descent.step(total.trainable, total.touched, steps - 1)
-        self.descent.advance(steps)
+        self._advance(steps)
+        self._call_after_step(steps - 1)
         self._see_what_moved(self._resting.moved(is_torchs))
+
+    def follow(self, total: Flat, steps: int) -> None:
+        """Nodes have made steps of their own, until this one."""
+        self.logged = total.logged
+        self._advance(steps)
+        if self._after_step is not None:
+            self._resting.look(is_torchs=False)
+            self._call_after_step(steps - 1)
+            self._see_what_moved(self._resting.moved(is_torchs=False))
+
+    def _advance(self, steps: int) -> None:
+        if self.descent.schedulers:
+            self.descent.advance(steps, self._here(steps).epoch)
+
+    def _call_after_step(self, number: int) -> None:
+        """The user's own word on the weights; what it makes of them is this version."""
+        if self._after_step is None:
+            return
+        where = self._here(number)
+        enter(where)
+        with generators, users_code("after_step failed"), torch.no_grad():
+            seed_everything(mix(self._seed, number, 1))
+            self._after_step(self.model, where)
+        self._rebind()
+        if not all(bool(torch.isfinite(weight).all()) for weight in self.weights.trainable):
+            raise TrainingFailed(f"after_step made weights that are not finite, in step {number}")
+
+    @torch.no_grad()
+    def _rebind(self) -> None:
+        """What was put in a parameter's place is copied to where it lives; its memory stays."""
+        now = dict(self.model.named_parameters())
+        slots = [*self.layout.trainable, *self.layout.frozen]
+        views = [*self.weights.trainable, *self.weights.frozen]
+        for slot, view, parameter in zip(slots, views, self._all, strict=True):
+            if now.get(slot.name) is not parameter or parameter.shape != view.shape or parameter.dtype != view.dtype:
+                raise TrainingFailed(f"after_step put another parameter in the place of {slot.name}: use copy_")
+            if parameter.data_ptr() != view.data_ptr():
+                view.copy_(parameter)
+                parameter.data = view
 
     def _see_what_moved(self, moved: list[str]) -> None:
         """An optimizer may move a teacher along, a scheduler may freeze layers or unfreeze them: nodes must know."""
@@ -132,6 +183,10 @@ class Master:
         moved += [name for name in names if name not in known and is_trained[name] == (name in frozen)]
         if moved:
             raise ParametersMoved(list(dict.fromkeys(moved)))
+
+    def at_rest(self) -> AbstractContextManager[None]:
+        """Meanwhile the weights are those to be evaluated and kept, if the optimizer trains with others."""
+        return self.descent.at_rest(self.weights.raw)
 
     def move_buffers(self, total: Flat) -> None:
         if not len(total.buffers_raw):

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 from wide.coordinator.events import MergeUpdate, Position, RejectUpdate
 from wide.coordinator.journal import Journal, Points
 from wide.errors import TrainingFailed
+from wide.job.here import MOST_NAMES, Logged
 from wide.job.schedule import Schedule, Step
 from wide.strategy.description import Strategy
 from wide.telemetry.clock import Clock
@@ -25,6 +26,7 @@ from wide.telemetry.totals import Part
 FLUSH_S = 0.25
 TELL_S = 10.0  # of evaluations that are quicker, not all are told
 SETTLE_S = 30.0
+MOST_POINTS = 100_000  # of each metric, in memory
 FEW = 60  # losses, at least, for a small picture of all
 
 
@@ -53,6 +55,15 @@ class Merged(NamedTuple):
     journey: Journey
     at: float
     now: float
+    weights: Sequence[float]
+
+
+class Point(NamedTuple):
+    """A metric's mean over so many samples, in one step."""
+
+    step: int
+    value: float
+    samples: float
 
 
 class Record:
@@ -65,7 +76,8 @@ class Record:
         self.parts: dict[int, Part] = {}  # by node
         self.losses = array("d")  # of each step
         self.batches = self.samples = 0
-        self.metrics: dict[str, float] = {}
+        self._evaluated: dict[str, float] = {}  # what evaluate() said last
+        self._logged: dict[str, list[Point]] = {}  # by name: of the last steps, not all of them
         self.started_at: float | None = None  # with the first lease
         self.before = (0, 0)  # steps and batches that were done before this process
         self.last_node = 0  # the highest number that was given to one
@@ -75,13 +87,18 @@ class Record:
         self._refused: list[tuple[RejectUpdate, Journey, float, float]] = []
         self._logbook = Logbook()
         self._closed: list[tuple[Step, Strategy, float, float]] = []
-        self._weighted_losses: dict[int, dict[int, list[float]]] = {}  # by step, by a block's first batch
+        self._weighted_losses: dict[int, dict[int, list[tuple[float, float]]]] = {}  # by step, by a block's first batch
         self._evaluation_problem = ""
         self._flushed_at = self._told_at = 0.0
         self.few_losses = Bins(FEW)
-        shape = (schedule.samples, schedule.batch_size, schedule.batches_per_step)
-        rows = [(0, *shape, schedule.batches_per_epoch, schedule.steps_per_epoch)]
-        db.write("INSERT OR REPLACE INTO shape VALUES (?, ?, ?, ?, ?, ?)", rows)
+        if schedule.is_even:
+            shape = (
+                schedule.per_epoch,
+                schedule.samples_per_step / schedule.batches_per_step,
+                schedule.batches_per_step,
+            )
+            rows = [(0, *shape, schedule.batches_per_epoch, schedule.steps_per_epoch)]
+            db.write("INSERT OR REPLACE INTO shape VALUES (?, ?, ?, ?, ?, ?)", rows)
 
     @property
     def seconds(self) -> float:
@@ -120,9 +137,13 @@ class Record:
             self.divergence.observe(loss)  # where it began; what made it diverge since then may have been mended
         query = "SELECT step, first_batch, samples, loss FROM ledger WHERE step >= ?"
         for step, first, samples, loss in self.db.read(query, position.steps):
-            self._weighted_losses.setdefault(step, {})[first - self.schedule.step(step).first] = [loss * samples]
+            start = self.schedule.step(step).first
+            self._weighted_losses.setdefault(step, {})[first - start] = [(loss * samples, float(samples))]
         query = "SELECT metric, value FROM evaluations WHERE step = (SELECT max(step) FROM evaluations)"
-        self.metrics = {name: math.nan if value is None else value for name, value in self.db.read(query)}
+        self._evaluated = {name: math.nan if value is None else value for name, value in self.db.read(query)}
+        query = "SELECT metric, step, value, samples FROM logged ORDER BY rowid"
+        for name, step, value, samples in self.db.read(query):
+            self._remember(name, Point(step, math.nan if value is None else value, samples))
 
     def is_evaluated(self, step: int) -> bool:
         return bool(self.db.read("SELECT 1 FROM evaluations WHERE step = ?", step))
@@ -139,10 +160,11 @@ class Record:
         sizes: Sequence[int],
         losses: Sequence[float],
         journey: Journey,
+        weights: Sequence[float] = (),
     ) -> None:
-        """On the way of every gradient: only remember it."""
+        """On the way of every gradient: only remember it. `weights` of the batches, if they are not their sizes."""
         now = self._clock.now()
-        self._merged.append(Merged(merge, strategy, sizes, losses, journey, self._clock.wall(), now))
+        self._merged.append(Merged(merge, strategy, sizes, losses, journey, self._clock.wall(), now, weights or sizes))
         if not strategy.needs_whole_steps:
             self._ended_at = now
 
@@ -163,8 +185,9 @@ class Record:
         merged, self._merged = self._merged, []
         closed, self._closed = self._closed, []
         rows: list[tuple[int | float, ...]] = []
-        for merge, strategy, sizes, losses, journey, at, now in merged:
-            weighted = [loss * n for loss, n in zip(losses, sizes, strict=True)]
+        for merge, strategy, sizes, losses, journey, at, now, weights in merged:
+            weights = weights[: len(losses)]
+            weighted = [(loss * n, n) for loss, n in zip(losses, weights, strict=True)]
             done = 0
             stretches = self.schedule.stretches(*merge.block)
             for step, first, end in stretches:
@@ -173,7 +196,7 @@ class Record:
                 samples = sum(sizes[mine])
                 self._weighted_losses.setdefault(step.number, {})[first] = weighted[mine]
                 start = step.first if strategy.counts_by_epoch else 0
-                loss = sum(weighted[mine]) / samples
+                loss = _mean(weighted[mine])
                 place = (step.number, start + first, start + end - 1)
                 rows.append((*place, merge.node, samples, loss, merge.version, at))
             part = self.parts[merge.node]
@@ -185,7 +208,7 @@ class Record:
             granted_at = merge.granted_at if merge.granted_at is not None else journey.came_at
             began, first, _ = stretches[0]
             what = (merge.lease, merge.node, began.number, first, done)
-            loss = sum(weighted) / max(1, sum(sizes))
+            loss = _mean(weighted)
             self._logbook.add(Answer(*what, merge.version, granted_at, now, at - now, loss), journey)
         self.db.insert("ledger", rows)
         self.db.insert("steps", [self._close(*item) for item in closed])
@@ -205,7 +228,7 @@ class Record:
 
     def _close(self, step: Step, strategy: Strategy, seconds: float, at: float) -> tuple[int | float, ...]:
         by_first = self._weighted_losses.pop(step.number)
-        loss = sum(value for first in sorted(by_first) for value in by_first[first]) / step.samples
+        loss = _mean([pair for first in sorted(by_first) for pair in by_first[first]])
         self.losses.append(loss)
         self.few_losses.add(loss)
         self.divergence.observe(loss)
@@ -214,11 +237,52 @@ class Record:
             self.samples += step.samples
         return (step.number, step.epoch, step.samples, loss, seconds, at)
 
+    def logged(self, step: int, logged: Logged) -> None:
+        """What the losses of a version's batches have logged."""
+        rows = []
+        for name, (total, samples) in logged.items():
+            point = Point(step, total / samples if samples else math.nan, samples)
+            if self._remember(name, point):
+                rows.append((step, name, point.value, point.samples))
+        self.db.insert("logged", rows)
+        self.journal.logged(step + 1, {name: value for _, name, value, _ in rows})
+
+    def _remember(self, name: str, point: Point) -> bool:
+        """Not of more names than a person could read."""
+        if name not in self._logged and len(self._logged) >= MOST_NAMES:
+            return False
+        points = self._logged.setdefault(name, [])
+        points.append(point)
+        if len(points) > 2 * MOST_POINTS:
+            del points[:MOST_POINTS]
+        return True
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """What the loss has logged, in the last tenth of the steps; and what evaluate() said last."""
+        steps = len(self.losses)
+        first = steps - max(1, steps // 10)
+        return self._logged_means(first, steps) | self._evaluated
+
+    def lately(self, first: int, end: int) -> dict[str, float]:
+        """The training loss over these steps, and what was logged in them."""
+        steps = range(first, min(end, len(self.losses)))
+        pairs = [(self.losses[n] * (samples := self.schedule.step(n).samples), samples) for n in steps]
+        return {"loss": _mean(pairs)} | self._logged_means(first, end)
+
+    def _logged_means(self, first: int, end: int) -> dict[str, float]:
+        found = {}
+        for name, points in self._logged.items():
+            pairs = [(value * samples, samples) for step, value, samples in points if first <= step < end]
+            if pairs:
+                found[name] = _mean(pairs)
+        return found
+
     def evaluated(self, epoch: int, step: int, metrics: dict[str, float]) -> None:
         at = self._clock.wall()
         self.db.insert("evaluations", [(at, epoch, step, name, value) for name, value in metrics.items()])
         self.journal.evaluated(step, metrics)
-        self.metrics = metrics
+        self._evaluated = metrics
         words = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
         level = logging.INFO if at - self._told_at >= TELL_S else logging.DEBUG  # quick epochs would flood the screen
         self._told_at = at if level == logging.INFO else self._told_at
@@ -239,3 +303,9 @@ class Record:
         if force or now - self._flushed_at >= FLUSH_S:
             self._flushed_at = now
             self._work_up(force)
+
+
+def _mean(pairs: Sequence[tuple[float, float]]) -> float:
+    """Of values that are multiplied with their weights already, in their order; of nothing, it is none."""
+    weight = sum(weight for _, weight in pairs)
+    return sum(value for value, _ in pairs) / weight if weight else math.nan

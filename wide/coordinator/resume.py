@@ -13,7 +13,6 @@ import msgspec
 import torch
 
 from wide.config import Options
-from wide.coordinator.checkpoints import SCHEDULE
 from wide.coordinator.events import Position
 from wide.coordinator.master import Master
 from wide.coordinator.record import Record
@@ -70,8 +69,8 @@ def check_data(saved: Checkpoint, data: dict[str, str], where: str) -> None:
 
 def restore(saved: Checkpoint, schedule: Schedule, master: Master, where: str) -> Start:
     """Put weights and optimizer where they were."""
-    for name in SCHEDULE:
-        before, now = saved.state["schedule"].get(name), getattr(schedule, name)
+    for name, now in schedule.given.items():
+        before = saved.state["schedule"].get(name, now)
         if before != now:
             raise UsageError(f"{where} was begun with {name} {before}, and this job has {now}")
     try:

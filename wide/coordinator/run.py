@@ -11,6 +11,7 @@ from wide.codec.layout import Flat
 from wide.coordinator import events
 from wide.coordinator.aside import Aside, Pending, afterwards
 from wide.coordinator.events import Action, ChangeStrategy, CloseStep, EndRun, MakeVersion, MergeUpdate, RejectUpdate
+from wide.coordinator.judging import Judge
 from wide.coordinator.master import Master
 from wide.coordinator.record import Record
 from wide.failpoint import reach
@@ -41,6 +42,7 @@ class Saving(Protocol):
     @property
     def took_s(self) -> float: ...  # the last one
     def prepare(self, position: events.Position, fold_state: Any) -> Callable[[], None] | None: ...  # what saves it
+    def name_best(self, steps: int) -> None: ...  # the one after so many steps
 
 
 class Taken(NamedTuple):
@@ -64,8 +66,13 @@ class Run:
         strategy: str,
         fold_state: Any = None,
         aside: Aside | None = None,
+        judge: Judge | None = None,
     ) -> None:
         self.aside = aside or Aside()
+        self._judge = judge
+        self._untold: list[events.Event] = []
+        self._tell: Callable[[events.Event], None] = self._untold.append
+        self._evaluated_step = -1  # the last that was, or will be
         self.master, self.record, self.evaluation, self._saving = master, record, evaluation, saving
         self.schedule: Schedule = record.schedule
         self.ended: EndRun | None = None
@@ -81,6 +88,7 @@ class Run:
             CloseStep: self._close_step,
             ChangeStrategy: self._change_strategy,
             events.SaveCheckpoint: self._save_checkpoint,
+            events.NameBest: self._name_best,
             EndRun: self._end,
         }
 
@@ -96,9 +104,39 @@ class Run:
     def finish_evaluation(self, steps: int, last_step: int | None) -> None:
         """If the last evaluation before this process was not finished."""
         last = steps - 1
-        is_due = last >= 0 and (self.schedule.step(last).is_last_of_epoch or steps == last_step)
-        if is_due and not self.record.is_evaluated(steps):
+        is_due = last >= 0 and (self.schedule.is_evaluated(self.schedule.step(last)) or steps == last_step)
+        is_done = self.record.is_evaluated(steps) if self._judge is None else self._judge.steps >= steps
+        if is_due and not is_done:
             self._evaluate(last)
+
+    def tell_to(self, post: Callable[[events.Event], None]) -> None:
+        """What follows from evaluations is told there."""
+        self._tell = post
+        for event in self._untold:
+            post(event)
+
+    def evaluated(self, epoch: int, steps: int, metrics: dict[str, float]) -> None:
+        """evaluate() said this of the model after so many steps."""
+        self.record.evaluated(epoch, steps, metrics)
+        self._judged(epoch, steps, metrics)
+
+    def not_evaluated(self, is_last: bool = False) -> None:
+        """It failed; or there will be nobody any more who could do it."""
+        if self._judge is not None:
+            self._tell(events.Judged(is_last=is_last))
+
+    def _judged(self, epoch: int, steps: int, metrics: dict[str, float]) -> None:
+        if self._judge is not None:
+            self.record.flush(force=True)
+            lately = self.record.lately(self._judge.steps, steps)
+            verdict = self._judge.hear(steps, epoch, lately | metrics)
+            self._tell(events.Judged(*verdict))
+
+    @property
+    def rates(self) -> list[float]:
+        """The learning rates of all groups, where nodes cannot know them by themselves."""
+        descent = self.master.descent
+        return descent.group_rates if descent.metric and self.strategy.update_role == "delta" else []
 
     @property
     def checkpoint_s(self) -> float:
@@ -112,7 +150,7 @@ class Run:
 
     def _merge(self, merge: MergeUpdate) -> Pending | None:
         flat, sizes, losses, journey = self._at_hand.pop(merge.lease)
-        self.record.merged(merge, self.strategy, sizes[: merge.block.size], losses, journey)
+        self.record.merged(merge, self.strategy, sizes[: merge.block.size], losses, journey, flat.weights)
         return self.aside.do(lambda: self._fold.merge(merge, flat), lambda: reach("merge.before_answer"))
 
     def _reject(self, reject: RejectUpdate) -> None:
@@ -129,16 +167,18 @@ class Run:
             if copy is not None:
                 copy()
 
-        return self.aside.do(work, self._version_made)
+        return self.aside.do(work, lambda: self._version_made(make.steps - 1))
 
-    def _version_made(self) -> None:
+    def _version_made(self, step: int) -> None:
         self.is_between_versions = True
+        if self.master.logged:
+            self.record.logged(step, self.master.logged)
         reach("version.made")
 
     def _close_step(self, close: CloseStep) -> Pending | None:
         step = self.schedule.step(close.step)
         self.record.step_closed(step, self.strategy)
-        return self._evaluate(step.number) if step.is_last_of_epoch else None
+        return self._evaluate(step.number) if close.is_evaluated else None
 
     def _change_strategy(self, change: ChangeStrategy) -> None:
         self._fold.bring_back()
@@ -157,12 +197,16 @@ class Run:
         self.record.journal.tell("checkpoint", None, f"of step {save.position.steps}")
         return self.aside.do(copy)
 
+    def _name_best(self, best: events.NameBest) -> None:
+        if self._saving is not None:
+            self._saving.name_best(best.steps)
+
     def _end(self, end: EndRun) -> Pending | None:
         self._fold.bring_back()
         self.record.flush(force=True)
         last = len(self.record.losses) - 1
         is_complete = not end.failure and not self.stop_reason and self.record.started_at is not None
-        is_due = is_complete and last >= 0 and not self.schedule.step(last).is_last_of_epoch
+        is_due = is_complete and last >= 0 and last != self._evaluated_step
         return afterwards(self._evaluate(last) if is_due else None, lambda: self._ended(end))
 
     def _ended(self, end: EndRun) -> None:
@@ -172,11 +216,18 @@ class Run:
 
     def _evaluate(self, step: int) -> Pending | None:
         self._fold.bring_back()
+        self._evaluated_step = step
+        epoch, weights, nbytes = self.schedule.step(step).epoch, self.master.weights, self.master.layout.live_nbytes
         if not self.evaluation.is_wanted:
+            if self._judge is not None and not self._judge.wants_metrics:
+                self._judged(epoch, step + 1, {})  # of what training itself says
+            else:
+                self.not_evaluated()
             return None
         copies: list[memoryview] = []
-        epoch, weights, nbytes = self.schedule.step(step).epoch, self.master.weights, self.master.layout.live_nbytes
-        return self.aside.do(
-            lambda: copies.append(self.evaluation.copy(weights, nbytes)),
-            lambda: self.evaluation.ask(epoch, step + 1, copies[0]),
-        )
+
+        def copy() -> None:
+            with self.master.at_rest():
+                copies.append(self.evaluation.copy(weights, nbytes))
+
+        return self.aside.do(copy, lambda: self.evaluation.ask(epoch, step + 1, copies[0]))

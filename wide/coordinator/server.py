@@ -70,6 +70,7 @@ class Server:
             clock.now,
         )
         journal, post = run.record.journal, self._queue.post
+        run.tell_to(post)
         self._steering = None
         if asked is not None:
             self._steering = Steering(asked, pool, journal, post, stop, exchange.send_away)
@@ -335,15 +336,17 @@ class Server:
     def _evaluator_lost(self, it: happened.EvaluatorLost) -> None:
         log.error("the evaluating process ended (%s): training goes on, and is not evaluated any more", it.why)
         self._evaluation.give_up()
+        self.run.not_evaluated(is_last=True)
         self._watch_evaluation()
 
     def _evaluation_failed(self, it: happened.EvaluationFailed) -> None:
         self.run.record.evaluation_failed(it.problem, it.details)
+        self.run.not_evaluated()
         self._evaluation.answered()
         self._watch_evaluation()
 
     def _evaluated(self, it: happened.Evaluated) -> None:
-        self.run.record.evaluated(it.epoch, it.step, it.metrics)
+        self.run.evaluated(it.epoch, it.step, it.metrics)
         self._evaluation.answered()
         self._watch_evaluation()
 
@@ -357,6 +360,7 @@ class Server:
         if self.run.record.started_at is None:
             self.run.record.started(self._now())
         assignment = Assignment(grant.lease, *grant.block, grant.group, grant.version, grant.strategy, grant.core)
+        assignment = assignment._replace(rates=rates) if (rates := self.run.rates) else assignment
         self.exchange.send_work(grant.node, assignment)
 
     def _drop(self, drop: events.DropNode) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from wide.coordinator import events
 from wide.coordinator.deadly import Deadly
@@ -43,6 +43,15 @@ from wide.strategy.policy import Policy, Reached
 from wide.strategy.tree import Block
 
 
+class Verdicts(NamedTuple):
+    """Something follows from evaluations: nothing is merged into a version before the last one is judged. `awaited` are
+    being made right now; the best one's weights are kept.
+    """
+
+    awaited: int = 0
+    keeps_best: bool = False
+
+
 class Pool:
     """The state of one run."""
 
@@ -56,6 +65,7 @@ class Pool:
         is_eager: bool = False,
         start: Position | None = None,
         save_every_s: float = math.inf,
+        verdicts: Verdicts | None = None,
     ) -> None:
         self.schedule = schedule
         self.is_open = is_open  # others may still join, so a lone node that fails does not speak for all
@@ -71,6 +81,8 @@ class Pool:
         self._saves_soon = False  # because somebody wants it
         self.is_paused = self._is_full = False  # by the run's owner; of weights to be evaluated
         self._failed: dict[int, int] = {}  # position -> the first node that failed there
+        self._verdicts, self._awaited = verdicts, verdicts.awaited if verdicts is not None else 0
+        self._held_back: list[int] = []  # steps that are whole, but for a verdict
         self.deadly = Deadly(is_open)
         self.strategy: Strategy
         self.policy: Policy
@@ -85,6 +97,7 @@ class Pool:
         self.members = self.roster.members
         self._machines = Machines()
         self._granting = Granting(self.leases, self.roster, self._machines)
+        self._granting.is_paused = self._awaited > 0
         self._follow()
         if first != strategy:
             self.policy.end_soon()
@@ -248,6 +261,10 @@ class Pool:
 
     def _settle(self, now: float, closed: list[int] | None = None) -> list[Action]:
         """Make the version that is due, close the steps that are complete, end or go on. Nothing, if nothing is due."""
+        if self._awaited:
+            self._held_back += closed or ()
+            return []
+        closed, self._held_back = [*self._held_back, *(closed or ())], []
         policy = self.policy
         made: list[Action] = []
         kept: list[Action] = []
@@ -259,15 +276,39 @@ class Pool:
             made.append(make)
         if closed:
             self.steps = closed[-1] + 1
-            kept += [CloseStep(step) for step in closed]
+            kept += [CloseStep(step, self._is_evaluated(step)) for step in closed]
             self._failed.clear()
+            self._await_verdicts(sum(map(self._is_evaluated, closed)))
         if is_step and self._granting.started_at is not None and self._is_time_to_save(now):
             kept.append(self._save(now))
+        if self._awaited:
+            return [*made, *kept]
         if not (made or kept or is_last or policy.is_complete):
             return []
         if self._goes_on(now):
             return [*made, *self._grant_all(now), *kept]  # nodes compute while all is written down and copied
         return [*made, *kept, *self._turn_or_end(now)]
+
+    def _is_evaluated(self, step: int) -> bool:
+        return self.schedule.is_evaluated(self.schedule.step(step)) or step + 1 == self.last_step
+
+    def _await_verdicts(self, count: int) -> None:
+        if self._verdicts is not None and count:
+            self._awaited += count
+            self._granting.is_paused = True
+            self._saves_soon |= self._verdicts.keeps_best
+
+    def _judged(self, event: events.Judged, now: float) -> list[Action]:
+        self._awaited = max(0, self._awaited - 1) if not event.is_last else 0
+        actions: list[Action] = [events.NameBest(self.steps)] if event.is_best else []
+        if event.why_stop:
+            return [*actions, *self._end(now, event.why_stop)]
+        self._granting.is_paused = self._is_held
+        return [*actions, *(self._settle(now) or self._grant_all(now))]
+
+    @property
+    def _is_held(self) -> bool:
+        return self._is_full or self.is_paused or self._awaited > 0
 
     def _is_time_to_save(self, now: float) -> bool:
         began_at = self._granting.started_at or 0.0
@@ -355,7 +396,7 @@ class Pool:
 
     def _go_on(self, now: float) -> list[Action]:
         """If nothing else is in the way."""
-        was_paused, self._granting.is_paused = self._granting.is_paused, self._is_full or self.is_paused
+        was_paused, self._granting.is_paused = self._granting.is_paused, self._is_held
         return self._grant_all(now) if was_paused and not self._granting.is_paused else []
 
     def _end(self, now: float, why: str, failure: str = "", details: str = "") -> list[Action]:
@@ -393,6 +434,7 @@ HANDLERS: dict[type[Event], Callable[[Pool, Any, float], list[Action]]] = {
     events.PauseRequested: Pool._pause_requested,
     events.ResumeRequested: Pool._resume_requested,
     events.CheckpointRequested: Pool._checkpoint_requested,
+    events.Judged: Pool._judged,
     events.RunFailed: lambda pool, event, now: pool._end(now, "failed", event.problem, event.details),
     events.StopRequested: lambda pool, event, now: pool._end(now, event.why),
     events.Ticked: lambda pool, event, now: pool._look_around(now),

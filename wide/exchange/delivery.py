@@ -5,7 +5,7 @@ What is raw goes with the message, in one system call; what is encoded follows i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -41,6 +41,7 @@ class Assignment(NamedTuple):
     version: int
     strategy: str
     core: int = -1
+    rates: Sequence[float] = ()
 
 
 class Bundle(NamedTuple):
@@ -116,6 +117,8 @@ class Delivery:
         work = say.Work(
             lease=it.lease,
             stretches=[(step.number, first, end - first, step.samples) for step, first, end in stretches],
+            epochs=[step.epoch for step, _, _ in stretches] if stretches[-1].step.epoch else [],
+            rates=list(it.rates),
             sizes=sent.sizes,
             weights_nbytes=weights_nbytes,
             batches=None if peer.has_data else [batch.description for batch in packed],

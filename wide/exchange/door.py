@@ -31,6 +31,7 @@ class Door:
     is_open: bool = False  # nodes may come from anywhere, with data of their own
     offer: Offer | None = None  # what visitors are shown, and
     code: bytes = b""  # its payload
+    steps: int | None = None  # that the run will have
 
     def admit(self, hello: Hello, nonces: tuple[bytes, bytes] | None, binding: bytes, wall: float) -> Credential:
         """Whoever does not know the right secret is refused."""

@@ -10,6 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from wide.codec.batch import Packed, fingerprints, pack
 from wide.errors import TrainingFailed
+from wide.job.here import Here
 from wide.job.samples import Samples
 from wide.job.schedule import Schedule, Step, Stretch
 from wide.job.seeding import generators, mix
@@ -21,8 +22,8 @@ AHEAD_NBYTES = 256 << 20
 class Feed:
     """Hands out the data of blocks, as ids or as packed batches."""
 
-    def __init__(self, samples: Samples, schedule: Schedule) -> None:
-        self.samples = samples
+    def __init__(self, samples: Samples, schedule: Schedule, steps: int | None = None) -> None:
+        self.samples, self.steps = samples, steps
         self.schedule = schedule
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="feed")
         self._ready: dict[tuple[int, int], Future[Packed]] = {}
@@ -66,11 +67,12 @@ class Feed:
     def _build(self, step: Step, batch: int) -> Packed:
         ids = self.schedule.ids(step, batch, batch + 1)
         seed = mix(self.schedule.seed, step.number, batch)
+        here = Here(step.number, step.epoch, batch, self.steps)
         try:
             if self.samples.is_gathered:
-                return pack(self.samples.batch(ids, seed))
+                return pack(self.samples.batch(ids, seed, here))
             with generators:  # a collate may use its memory again: nobody else calls it before this is copied
-                packed = pack(self.samples.batch(ids, seed))
+                packed = pack(self.samples.batch(ids, seed, here))
                 return packed._replace(buffers=[memoryview(bytes(raw)) for raw in packed.buffers])
         except TrainingFailed as error:
             where = f"step {step.number}, batch {batch}, coordinator: {error}"

@@ -134,6 +134,8 @@ class Intake:
             raise ProtocolError("wrong payload", f"an update with {nbytes} bytes of payload")
         if sent is not None and not 0 < len(update.losses) <= len(sent.sizes):
             raise ProtocolError("bad numbers", f"{len(update.losses)} losses for {len(sent.sizes)} batches")
+        if update.weights and len(update.weights) != len(update.losses):
+            raise ProtocolError("bad numbers", f"{len(update.weights)} weights for {len(update.losses)} losses")
         if len(update.touched) != self._touched_nbytes:
             raise ProtocolError("bad numbers", f"{len(update.touched)} bytes say which tensors have a gradient")
         arriving.append(Arriving(update, self._now(), self._idle_s(), peer.connection.bytes_received))
@@ -174,5 +176,6 @@ class Intake:
         traffic.fetch_s += update.fetch_s
         traffic.rss_bytes = update.rss_bytes
         flat.touched = int.from_bytes(update.touched, "little") & self._all_touched
+        flat.weights, flat.logged = update.weights, update.logged
         spent = (update.codec, update.received_s, update.decode_s)
         return Whole(update, flat, Journey(update.compute_s, update.codec_s, arriving.since, now, *spent))

@@ -191,7 +191,8 @@ class Reception:
         self._asked_at = min(self._asked_at, now) if peer.is_checker else self._asked_at
         memory = self._common.greeting(self._live_nbytes) if peer.is_on_this_machine else None
         door = self._door
-        self._board.send(peer, say.Welcome(peer.node, door.seed, door.data, checks, list(door.moved), memory))
+        moved, steps = list(door.moved), door.steps
+        self._board.send(peer, say.Welcome(peer.node, door.seed, door.data, checks, moved, memory, steps))
         if not peer.is_evaluator and not peer.is_closed:
             peer.probing = Probing()
             self._board.send(peer, say.Probe(), *peer.probing.next_load(now))

@@ -4,10 +4,11 @@ where the gradients come from, and whether this is the pool's one optimizer or a
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import warnings
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,9 +16,11 @@ from torch import nn
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from wide.errors import TrainingFailed
-from wide.job.definition import Job
+from wide.job.definition import Job, on_metric, per_epoch
 from wide.job.loading import users_code
 from wide.job.seeding import OwnGenerators, generators, mix, seed_everything
+
+Optimizers = list[torch.optim.Optimizer]
 
 
 class Descent:
@@ -27,119 +30,246 @@ class Descent:
         self._clip_norm, self._seed = job.clip_norm, seed
         by_name = dict(model.named_parameters())
         self.parameters = [by_name[name] for name in trainable]
+        wish = job.scheduler
+        build = wish.build if isinstance(wish, per_epoch | on_metric) else wish
+        self.metric = wish.metric if isinstance(wish, on_metric) else ""
+        self._is_by_epoch = isinstance(wish, per_epoch)
         with users_code("building the optimizer or its scheduler failed"):
-            self.optimizer = _optimizer(job, model)
-            self.scheduler = job.scheduler(self.optimizer) if job.scheduler else None
-        _check_closure(self.optimizer)
-        _check_metric(self.scheduler)
-        for group in self.optimizer.param_groups:
-            for parameter in group["params"]:
-                parameter.grad = None  # model() may have left some, which are nobody's
-        self._own = OwnGenerators(optimizer=self.optimizer, scheduler=self.scheduler)
-        self._bare_step = _bare_step(self.optimizer)
+            self._turns = [built(phase.optimizer, model) for phase in job.turns]
+            self.optimizers = [optimizer for turn in self._turns for optimizer in turn]
+            made = build(self.optimizers if len(self.optimizers) > 1 else self.optimizers[0]) if build else []
+        self.schedulers: list[Any] = list(made) if isinstance(made, list | tuple) else [made]
+        for optimizer in self.optimizers:
+            _check_closure(optimizer)
+        _check_metric(self.schedulers, self.metric)
+        self._masks = [self._mask(turn) for turn in self._turns]
+        self._check_turns()
+        for parameter in parameters_of(self.optimizers):
+            parameter.grad = None  # model() may have left some, which are nobody's
+        self._own = OwnGenerators(optimizer=self.optimizers, scheduler=self.schedulers)
+        self._bare_step = _bare_step(self.optimizers[0])
+        self._are_known = all(_bare_step(optimizer) is not None for optimizer in self.optimizers)
+        self.switches = [optimizer for optimizer in self.optimizers if _switches(optimizer)]
+        self._train()
         self.steps = 0
+
+    def _mask(self, optimizers: Optimizers) -> int:
+        mine = {id(parameter) for parameter in parameters_of(optimizers)}
+        return sum(1 << i for i, parameter in enumerate(self.parameters) if id(parameter) in mine)
+
+    def _check_turns(self) -> None:
+        for n, mask in enumerate(self._masks):
+            for m, other in enumerate(self._masks[:n]):
+                if shared := mask & other:
+                    which = self.parameters[(shared & -shared).bit_length() - 1]
+                    raise TrainingFailed(
+                        f"phases {m} and {n} train the same parameter, of shape {tuple(which.shape)}: give each "
+                        "optimizer parameters of its own"
+                    )
 
     @property
     def is_plain(self) -> bool:
         """Is a step −lr · gradient, but for momentum and decay? Then parts of a gradient can be applied one by one."""
-        is_sgd = type(self.optimizer) is torch.optim.SGD and self._clip_norm is None
-        return is_sgd and not any(group.get("maximize") for group in self.optimizer.param_groups)
+        is_sgd = all(type(optimizer) is torch.optim.SGD for optimizer in self.optimizers) and self._clip_norm is None
+        is_one = len(self.optimizers) == 1
+        return is_sgd and is_one and not any(group.get("maximize") for group in self._groups)
+
+    @property
+    def _groups(self) -> list[dict[str, Any]]:
+        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
     @property
     def rates(self) -> list[float]:
         """The learning rate of each parameter."""
-        by_parameter = {id(p): float(group["lr"]) for group in self.optimizer.param_groups for p in group["params"]}
+        by_parameter = {id(p): float(group["lr"]) for group in self._groups for p in group["params"]}
         return [by_parameter.get(id(parameter), 0.0) for parameter in self.parameters]
+
+    @property
+    def group_rates(self) -> list[float]:
+        return [float(group["lr"]) for group in self._groups]
+
+    def use_rates(self, rates: Sequence[float]) -> None:
+        """As somebody has them who knows more."""
+        for group, rate in zip(self._groups, rates, strict=False):
+            group["lr"] = rate
 
     def state(self) -> dict[str, Any]:
         """All that `go_on_from` needs."""
         with users_code("the optimizer or its scheduler cannot say what state it is in"):
-            state_of = getattr(self.scheduler, "state_dict", lambda: None)
-            own = {name: value for name, value in vars(self.optimizer).items() if _is_own(name, value)}
-            return {"steps": self.steps, "optimizer": self.optimizer.state_dict(), "scheduler": state_of(), "own": own}
+            own = [{n: v for n, v in vars(each).items() if _is_own(n, v)} for each in self.optimizers]
+            states = [optimizer.state_dict() for optimizer in self.optimizers]
+            schedulers = [getattr(scheduler, "state_dict", lambda: None)() for scheduler in self.schedulers]
+            return {"steps": self.steps, "optimizers": states, "schedulers": schedulers, "own": own}
 
     def go_on_from(self, state: Mapping[str, Any]) -> str:
         """Go on where another one was; a scheduler that cannot tell where it is, is stepped until it is there. Returns
         in which way the job's settings are not those that it goes on with, if so.
         """
-        changed = "" if self.scheduler is not None else self._difference(state["optimizer"]["param_groups"])
-        if state["scheduler"] is None:
-            self.advance(state["steps"])  # before the optimizer, which remembers its learning rates
+        if "optimizer" in state:  # as older versions wrote it, of one
+            both = {"optimizers": [state["optimizer"]], "own": [state.get("own", {})]}
+            state = {**state, **both, "schedulers": [state["scheduler"]] if self.schedulers else []}
+        states = state["optimizers"]
+        groups = [group for saved in states for group in saved["param_groups"]]
+        changed = "" if self.schedulers else self._difference(groups)
+        can_tell = all(saved is not None for saved in state["schedulers"])
+        if not can_tell:
+            self._step_schedulers(state["steps"])  # before the optimizer, which remembers its learning rates
         with users_code("the optimizer or its scheduler does not take back its state"):
-            self.optimizer.load_state_dict(state["optimizer"])
-            self._keep_dtypes(state["optimizer"])
-            vars(self.optimizer).update(state.get("own", {}))
-            if self.scheduler is not None and state["scheduler"] is not None:
-                self.scheduler.load_state_dict(self.scheduler.state_dict() | state["scheduler"])  # functions stay
+            for optimizer, saved, own in zip(self.optimizers, states, state["own"], strict=True):
+                optimizer.load_state_dict(saved)
+                _keep_dtypes(optimizer, saved)
+                vars(optimizer).update(own)
+            if can_tell:
+                for scheduler, saved in zip(self.schedulers, state["schedulers"], strict=True):
+                    scheduler.load_state_dict(scheduler.state_dict() | saved)  # functions stay
                 self.steps = state["steps"]
         return changed
 
     def _difference(self, saved: Sequence[Mapping[str, Any]]) -> str:
-        for mine, theirs in zip(self.optimizer.param_groups, saved, strict=False):
+        for mine, theirs in zip(self._groups, saved, strict=False):
             for name, value in mine.items():
                 if isinstance(value, int | float | tuple) and name in theirs and theirs[name] != value:
                     return f"{name} {value} in the job, {theirs[name]} in the run"
         return ""
 
-    def _keep_dtypes(self, saved: Mapping[str, Any]) -> None:
-        """torch gives state the dtype of its parameter; but an optimizer may keep fp32 state for bf16 weights."""
-        in_order = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-        for index, values in saved.get("state", {}).items():
-            mine = self.optimizer.state.get(in_order[index], {}) if isinstance(index, int) else {}
-            for name, value in values.items():
-                if torch.is_tensor(value) and torch.is_tensor(mine.get(name)) and mine[name].dtype != value.dtype:
-                    mine[name] = value.clone()
-
     def step(self, gradients: Sequence[torch.Tensor], touched: int, number: int) -> None:
-        """One step; bit i of `touched` says that parameter i has a gradient at all. `number` is the step's own."""
+        """One step; bit i of `touched` says that parameter i has a gradient at all. `number` is the step's own. Of
+        several phases those make a step whose parameters have one.
+        """
         for i, (parameter, gradient) in enumerate(zip(self.parameters, gradients, strict=True)):
             parameter.grad = gradient if touched >> i & 1 else None
         with generators, users_code("the optimizer's step failed"):
             if self._clip_norm is not None:
                 nn.utils.clip_grad_norm_(self.parameters, self._clip_norm)
             if self.is_bare:
-                self._bare_step(self.optimizer)
+                self._bare_step(self.optimizers[0])
                 return
             seed_everything(mix(self._seed, number))  # for optimizers that add noise
             self._own.seed(mix(self._seed, number))
-            self.optimizer.step()
+            for turn, mask in zip(self._turns, self._masks, strict=True):
+                if len(self._turns) == 1 or touched & mask:
+                    for optimizer in turn:
+                        optimizer.step()
 
     @property
     def is_bare(self) -> bool:
         """Is a step torch's own code, and nothing else? Then it draws no random numbers, and touches no parameter that
         has no gradient. torch wraps it for its profiler, which takes longer than a small model's step: not here.
         """
-        return self.scheduler is None and self.is_torchs
+        return not self.schedulers and len(self.optimizers) == 1 and self.is_torchs
 
     @property
     def is_torchs(self) -> bool:
-        """Are optimizer and scheduler torch's own, without hooks?"""
-        optimizer, scheduler = self.optimizer, self.scheduler
+        """Are optimizers and schedulers torch's own, without hooks?"""
         return (
-            self._bare_step is not None
-            and (scheduler is None or type(scheduler).__module__.startswith("torch.optim."))
-            and "step" not in vars(optimizer)
-            and not (optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
+            self._are_known
+            and all(type(scheduler).__module__.startswith("torch.optim.") for scheduler in self.schedulers)
+            and not any("step" in vars(optimizer) for optimizer in self.optimizers)
+            and not any(o._optimizer_step_pre_hooks or o._optimizer_step_post_hooks for o in self.optimizers)
             and not (_global_optimizer_pre_hooks or _global_optimizer_post_hooks)
         )
 
-    def advance(self, steps: int) -> None:
-        """Bring the scheduler to where the run is: it is stepped once for each update of the model."""
-        if self.scheduler is None:
-            return
+    def advance(self, steps: int, epochs: int) -> None:
+        """Bring the scheduler to where the run is: it is stepped once for each update of the model, or each epoch."""
+        if self.schedulers and not self.metric:
+            self._step_schedulers(epochs if self._is_by_epoch else steps)
+
+    def judge(self, value: float) -> None:
+        """What a scheduler goes by that waits for a metric."""
         with generators, users_code("the scheduler's step failed"):
-            while self.steps < steps:
-                self._scheduler_step()
+            for scheduler in self.schedulers:
+                scheduler.step(value)
+
+    def _step_schedulers(self, times: int) -> None:
+        with generators, users_code("the scheduler's step failed"):
+            while self.steps < times:
+                with warnings.catch_warnings():
+                    if not self.steps:  # torch would like to see a step of the optimizer first; a late comer has none
+                        warnings.filterwarnings("ignore", "Detected call of .lr_scheduler.step", UserWarning)
+                    for scheduler in self.schedulers:
+                        scheduler.step()
                 self.steps += 1
 
-    def _scheduler_step(self) -> None:
-        assert self.scheduler is not None
-        if self.steps:
-            self.scheduler.step()
+    def question(self, epochs: float | None, steps_per_epoch: int) -> str:
+        """Is a scheduler stepped once an update, whose numbers look as if they were epochs? Worth a word."""
+        if self._is_by_epoch or self.metric or epochs is None or steps_per_epoch < 2:
+            return ""
+        for scheduler in self.schedulers:
+            values = {
+                name: getattr(scheduler, name, None) for name in ("step_size", "T_max", "milestones", "total_iters")
+            }
+            for name, value in values.items():
+                last = max(value, default=0) if isinstance(value, Iterable) else value
+                if isinstance(last, int) and 0 < last <= epochs:
+                    kind = type(scheduler).__name__
+                    return (
+                        f"{kind}({name}={last}) is stepped once an update, and an epoch has {steps_per_epoch} of them: "
+                        f"if epochs are meant, write scheduler=wide.per_epoch(lambda optimizer: {kind}(…))"
+                    )
+        return ""
+
+    @contextlib.contextmanager
+    def at_rest(self, weights: torch.Tensor) -> Iterator[None]:
+        """For a while the weights are those to be evaluated and kept, where an optimizer trains with others
+        (schedule-free ones); then they are, to the bit, what they were.
+        """
+        if not self.switches:
+            yield
             return
-        with warnings.catch_warnings():  # torch would like to see a step of the optimizer first; a late comer has none
-            warnings.filterwarnings("ignore", "Detected call of .lr_scheduler.step", UserWarning)
-            self.scheduler.step()
+        before = weights.clone()
+        with users_code("the optimizer's eval() failed"):
+            for optimizer in self.switches:
+                optimizer.eval()  # type: ignore[attr-defined]
+        try:
+            yield
+        finally:
+            self._train()
+            with torch.no_grad():
+                weights.copy_(before)
+
+    def _train(self) -> None:
+        with users_code("the optimizer's train() failed"):
+            for optimizer in self.switches:
+                optimizer.train()  # type: ignore[attr-defined]
+
+
+def built(factory: Callable[[Any], Any], model: nn.Module) -> Optimizers:
+    """What the user's function makes of the model's parameters, or of the model, if it asks for that."""
+    wants_model = False
+    with contextlib.suppress(TypeError, ValueError):
+        wants_model = next(iter(inspect.signature(factory).parameters), "") == "model"
+    try:
+        made = factory(model if wants_model else list(model.parameters()))
+    except AttributeError as error:
+        if "'list' object has no attribute" not in str(error):
+            raise
+        raise TrainingFailed(
+            f"optimizer is given the list of the model's parameters, not the model ({error}): write "
+            "optimizer=lambda model: …, if it needs the model"
+        ) from None
+    optimizers = list(made) if isinstance(made, list | tuple) else [made]
+    for optimizer in optimizers or [None]:
+        if not isinstance(getattr(optimizer, "param_groups", None), list):
+            raise TrainingFailed(f"optimizer returned {type(optimizer).__name__}, not an optimizer or a list of them")
+    return optimizers
+
+
+def parameters_of(optimizers: Optimizers) -> list[nn.Parameter]:
+    return [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+
+
+def _switches(optimizer: Any) -> bool:
+    return callable(getattr(optimizer, "train", None)) and callable(getattr(optimizer, "eval", None))
+
+
+def _keep_dtypes(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
+    """torch gives state the dtype of its parameter; but an optimizer may keep fp32 state for bf16 weights."""
+    in_order = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for index, values in saved.get("state", {}).items():
+        mine = optimizer.state.get(in_order[index], {}) if isinstance(index, int) else {}
+        for name, value in values.items():
+            if torch.is_tensor(value) and torch.is_tensor(mine.get(name)) and mine[name].dtype != value.dtype:
+                mine[name] = value.clone()
 
 
 def _bare_step(optimizer: torch.optim.Optimizer) -> Any:
@@ -164,24 +294,12 @@ def _is_plain(value: Any) -> bool:
     return is_tensor or value is None or isinstance(value, bool | int | float | str)
 
 
-def _optimizer(job: Job, model: nn.Module) -> torch.optim.Optimizer:
-    try:
-        optimizer: torch.optim.Optimizer = job.optimizer(list(model.parameters()))
-    except AttributeError as error:
-        if "'list' object has no attribute" not in str(error):
-            raise
+def _check_metric(schedulers: Sequence[Any], metric: str) -> None:
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau
+    if not metric and any(isinstance(scheduler, plateau) for scheduler in schedulers):
         raise TrainingFailed(
-            f"optimizer is given the list of the model's parameters, not the model ({error}): write "
-            "optimizer=lambda params: torch.optim.SGD(params, lr=0.1)"
-        ) from None
-    return optimizer
-
-
-def _check_metric(scheduler: Any) -> None:
-    if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-        raise TrainingFailed(
-            "ReduceLROnPlateau needs a metric whenever it is stepped, which is once per update here: use a scheduler "
-            "that goes by steps, such as CosineAnnealingLR"
+            "ReduceLROnPlateau needs a metric whenever it is stepped: write "
+            'scheduler=wide.on_metric("loss", lambda optimizer: ReduceLROnPlateau(optimizer, …))'
         )
 
 

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import itertools
+import math
+import os
+import pickle
 from collections import UserDict, deque
-from typing import Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from wide.errors import TrainingFailed
-from wide.job.definition import Job
+from wide.errors import TrainingFailed, UsageError
+from wide.job.definition import Job, total
+from wide.job.here import log
 from wide.job.loading import users_code
 from wide.job.reach import reach
 from wide.job.seeding import OwnGenerators, seed_everything
@@ -38,6 +46,36 @@ def build_model(job: Job, seed: int) -> nn.Module:
     return model
 
 
+def begun(model: nn.Module, init: Any) -> nn.Module:
+    """The same model with the weights to begin with: a state dict, or a file that has one."""
+    if init is None:
+        return model
+    what = "a state dict"
+    if isinstance(init, str | os.PathLike):
+        what = str(init)
+        init = _state_dict(Path(init))
+    if not isinstance(init, Mapping):
+        raise UsageError(
+            f"Job(init=…) is a state dict, or a .safetensors or .pt file with one, got {type(init).__name__}"
+        )
+    try:
+        model.load_state_dict(init)
+    except (RuntimeError, TypeError, AttributeError) as error:
+        lines = [line.strip() for line in str(error).splitlines()]
+        raise UsageError(f"Job(init=…): {what} is not this model's: {' '.join(lines[1:3])[:300]}") from None
+    return model
+
+
+def _state_dict(path: Path) -> Any:
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        found = torch.load(path, map_location="cpu", weights_only=True)
+        return found["state_dict"] if isinstance(found, dict) and isinstance(found.get("state_dict"), dict) else found
+    except (OSError, SafetensorError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        raise UsageError(f"Job(init=…): {path} cannot be read: {str(error).splitlines()[0]}") from None
+
+
 def batch_to(batch: Any, device: torch.device) -> Any:
     """The same batch with its tensors on `device`."""
     if isinstance(batch, torch.Tensor):
@@ -55,6 +93,42 @@ def batch_to(batch: Any, device: torch.device) -> Any:
     if isinstance(batch, UserDict):
         return type(batch)({key: batch_to(value, device) for key, value in batch.items()})
     return batch
+
+
+class Said(NamedTuple):
+    """What a loss says of a batch: the tensor that has the gradient, and, if that is a sum, over how many."""
+
+    loss: torch.Tensor
+    over: float | None
+
+    @property
+    def mean(self) -> float:
+        """A sum over nothing is no loss."""
+        value: float = self.loss.item()
+        if self.over is None:
+            return value
+        return value / self.over if self.over else 0.0 * value
+
+
+def understood(said: Any) -> Said:
+    """(loss, metrics), totals and plain means; anything else is explained."""
+    if isinstance(said, tuple) and len(said) == 2 and isinstance(said[1], dict):
+        said, metrics = said
+        log(**{str(name): value for name, value in metrics.items()})
+    if isinstance(said, total):
+        return Said(check_loss(said.sum), _count(said.count))
+    return Said(check_loss(said), None)
+
+
+def _count(count: Any) -> float:
+    try:
+        number = float(count)
+    except (TypeError, ValueError, RuntimeError):
+        number = math.nan
+    if not (0 <= number < math.inf):
+        what = f"{number}" if isinstance(count, int | float | torch.Tensor) else type(count).__name__
+        raise TrainingFailed(f"wide.total(sum, count): count is a number of at least 0, got {what}")
+    return number
 
 
 def check_loss(loss: Any) -> torch.Tensor:

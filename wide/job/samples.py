@@ -12,9 +12,11 @@ from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset,
 
 from wide.errors import TrainingFailed
 from wide.job.definition import Job
+from wide.job.here import Here, enter
 from wide.job.loading import users_code
 from wide.job.seeding import OwnGenerators, generators, mix, seed_everything
 
+START = Here(0)
 PROBES = 5  # samples that machines compare
 
 
@@ -51,10 +53,11 @@ class Samples:
         """One call per batch, and none of the user's code runs."""
         return self._gather is not None
 
-    def batch(self, ids: torch.Tensor, seed: int) -> Any:
+    def batch(self, ids: torch.Tensor, seed: int, here: Here = START) -> Any:
         """One batch. Augmentations that draw random numbers draw the same ones wherever this runs."""
         if self._gather is not None:
             return self._gather(ids)
+        enter(here)
         with generators:
             seed_everything(seed)
             self._own.seed(seed)

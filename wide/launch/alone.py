@@ -23,9 +23,10 @@ from wide.coordinator.steering import Steering
 from wide.errors import ParametersMoved, TrainingFailed
 from wide.exchange.inspection import NOT_FINITE
 from wide.job.definition import Job
+from wide.job.here import Here
 from wide.job.samples import Samples
 from wide.node.carried import Carried
-from wide.node.evaluator import on_copy
+from wide.node.evaluator import copied, on_copy
 from wide.node.selfcheck import SelfCheck
 from wide.node.trainer import Enough, Place, Trainer
 from wide.telemetry.journey import Journey
@@ -43,23 +44,33 @@ class EvaluatesHere:
 
     is_busy = is_full = False
 
-    def __init__(self, job: Job, model: torch.nn.Module, record: Record) -> None:
-        self._job, self._model, self._record = job, model, record
+    def __init__(self, job: Job, model: torch.nn.Module, record: Record, steps: int | None) -> None:
+        self._job, self._model, self._record, self._steps = job, model, record, steps
+        self.run: Run  # that is evaluated
+        self._copy: torch.nn.Module | TrainingFailed
         self.is_wanted = job.evaluate is not None
         self.took_s = self.longest_s = 0.0
 
     def copy(self, weights: Flat, live_nbytes: int) -> memoryview:
-        """They are evaluated at once."""
+        """They are evaluated at once: the model is copied, as it is now."""
+        try:
+            self._copy = copied(self._model)
+        except TrainingFailed as error:
+            self._copy = error
         return weights.bytes
 
     def ask(self, epoch: int, step: int, weights: memoryview) -> None:
         try:
             began = time.monotonic()
-            metrics = on_copy(self._job, self._model, self._record.schedule.seed)
+            where = Here(step, epoch, 0, self._steps)
+            if isinstance(self._copy, TrainingFailed):
+                raise self._copy
+            metrics = on_copy(self._job, self._copy, self._record.schedule.seed, where)
         except TrainingFailed as error:
             self._record.evaluation_failed(str(error), error.details)
+            self.run.not_evaluated()
         else:
-            self._record.evaluated(epoch, step, metrics)
+            self.run.evaluated(epoch, step, metrics)
         self.took_s += (took_s := time.monotonic() - began)
         self.longest_s = max(self.longest_s, took_s)
 
@@ -81,19 +92,22 @@ class Alone:
         self._traffic = {totals.node: totals.traffic for totals in course.start.nodes} | {ME: Traffic()}
         moved = course.master.moves
         self._trainer = Trainer(job, course.schedule.seed, device, course.master.spare, moved)
+        self._trainer.steps = course.steps
         self._job = job
         self._carried: Carried | None = None
         if checks and self._trainer.is_on_cpu:
             self._try_job(job)
         record.node_joined(ME, "alone", socket.gethostname(), os.getpid())
-        self._evaluation = EvaluatesHere(job, course.master.model, record)
-        self.run: Run = course.run(self.pool, record, self._evaluation, self.totals)
+        self._evaluation = EvaluatesHere(job, course.master.model, record, course.steps)
+        self.run = self._evaluation.run = course.run(self.pool, record, self._evaluation, self.totals)
         self._lately, self._computed_s, self._fetched_s = Lately(), 0.0, 0.0
         self._queue = EventQueue(
             self.pool,
             {**self.run.performers, events.GrantLease: self._granted, events.DropNode: lambda drop: None},
             self._now,
         )
+        self.run.tell_to(self._queue.post)
+        course.catch_up(self.run)
         self._steering = None
         if course.asked is not None:
             self._steering = Steering(course.asked, self.pool, record.journal, self._queue.post, course.stop)
@@ -158,7 +172,7 @@ class Alone:
         places, fetch = [], []
         for step, first, end in schedule.stretches(*grant.block):
             for batch, size in zip(range(first, end), schedule.sizes(step, first, end), strict=True):
-                places.append(Place(step.number, batch, size, size / step.samples))
+                places.append(Place(step.number, batch, size, size / step.samples, step.epoch))
                 fetch.append((step, batch))
         at = 0
 
@@ -169,7 +183,8 @@ class Alone:
                 raise Enough(self.run.stop_reason)
             step, batch = fetch[i]
             before = self._now()
-            found = self._samples.batch(schedule.ids(step, batch, batch + 1), trainer.seed_of(step.number, batch))
+            ids, seed = schedule.ids(step, batch, batch + 1), trainer.seed_of(step.number, batch)
+            found = self._samples.batch(ids, seed, trainer.here(places[i]))
             self._fetched_s += self._now() - before
             return found
 

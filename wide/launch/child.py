@@ -18,7 +18,7 @@ from typing import NoReturn
 import msgspec
 import torch
 
-from wide.config import Options
+from wide.config import Options, usable_cores
 from wide.errors import NotYet, UsageError, WideError
 from wide.job.definition import Job
 from wide.job.loading import load
@@ -122,11 +122,13 @@ def serve_pool(member: Member) -> None:
 
 def _evaluate(endpoint: Endpoint, identity: Identity, job: Job) -> None:
     """Until the run is over; should it begin anew, so does this."""
-    torch.set_num_threads(job.threads)
+    # What only people look at may round in another way; what training depends on must not.
+    torch.set_num_threads(job.threads if job.is_judged else max(job.threads, usable_cores()))
     code = NotYet.exit_code
     while code == NotYet.exit_code:
         with contextlib.closing(endpoint.dial()) as connection:
-            code = Evaluator(connection, job, introduce(connection, identity, job.threads)).work().exit_code
+            welcome = introduce(connection, identity, job.threads)
+            code = Evaluator(connection, job, welcome, identity.device).work().exit_code
 
 
 def _job(job: str | bytes) -> Job:

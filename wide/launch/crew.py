@@ -100,7 +100,7 @@ class Crew:
         launcher.start(self._endpoint(launcher.is_here, of_token(token), options))
         if evaluates:
             endpoint = self._endpoint(True, of_token(evaluator, "evaluator"), options)
-            member = Member("evaluator", 0, endpoint, job, "cpu", options.log)
+            member = Member("evaluator", 0, endpoint, job, options.device, options.log)
             self._evaluator.start("wide.launch.child", "serve_pool", member)
 
     @property

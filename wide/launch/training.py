@@ -22,6 +22,7 @@ from wide.config import Options
 from wide.coordinator import assembly, resume
 from wide.coordinator.assembly import Course
 from wide.coordinator.checkpoints import FileWriter
+from wide.coordinator.judging import Judge
 from wide.coordinator.master import Master
 from wide.coordinator.resume import Start
 from wide.coordinator.run import Run
@@ -31,8 +32,9 @@ from wide.exchange.common import Common
 from wide.exchange.door import Door
 from wide.exchange.feed import Feed
 from wide.job.definition import Job
+from wide.job.here import Here
 from wide.job.loading import arguments_of, split_spec
-from wide.job.model import build_model
+from wide.job.model import begun, build_model
 from wide.job.program import program_of
 from wide.job.samples import Samples
 from wide.job.schedule import Schedule
@@ -195,14 +197,17 @@ class Training:
         seed = self.options.seed if self.options.seed is not None else self.job.seed
         window.enter("opening the data set")
         samples = Samples(self.job, seed)
-        schedule = Schedule(len(samples), self.job.batch_size, self.job.batches_per_step, seed)
+        schedule = self._schedule(samples, seed)
         data = {str(number): digest for number, digest in fingerprints(samples.probes(seed))}
         data["build"] = build(torch.device("cpu"), self.job.threads)
         window.enter("building the model")
         with _collector_paused(is_own_process):
-            model = build_model(self.job, seed)
+            model = begun(build_model(self.job, seed), self.job.init)
             moves = self._moves(model, found[1] if found is not None else None)
-            master = Master(self.job, model, seed, moves, self._common.allocate if is_own_process else None)
+            steps, allocate = self._length(schedule), self._common.allocate if is_own_process else None
+            master = Master(self.job, model, seed, moves, allocate, lambda step: _here(schedule, step, steps))
+        if found is None and (question := master.descent.question(self.job.epochs, schedule.steps_per_epoch)):
+            log.warning("%s", question)
         give_back_free_memory()
         start = Start(is_resumed=self.folder.holds_run)
         if found is not None:
@@ -211,12 +216,25 @@ class Training:
                 resume.check_data(found[1], data, where)
             self._forget_newer(found[0])
         window.enter("")
-        steps = resume.length(self._length(schedule), start.position, schedule, where)
+        steps = resume.length(steps, start.position, schedule, where)
+        judge = Judge(self.job, master.descent, start.state.get("judged", ())) if self.job.is_judged else None
         if start.is_resumed:
             log.info("going on from step %d of %s", start.position.steps, self.dir)
         return Course(
-            self.options, schedule, master, steps, db, None, start, window=window, data=data, name=self._name
+            *(self.options, schedule, master, steps, db, None, start),
+            window=window,
+            data=data,
+            name=self._name,
+            judge=judge,
         ), samples
+
+    def _schedule(self, samples: Samples, seed: int) -> Schedule:
+        job = self.job
+        kind = (job.batch_size, job.batches_per_step, seed, job.order, job.drop_last, job.evaluate_every)
+        schedule = Schedule(len(samples), *kind)
+        if schedule.remark:
+            log.info("%s", schedule.remark)
+        return schedule
 
     def _moves(self, model: torch.nn.Module, saved: checkpoint.Checkpoint | None) -> dict[str, bool]:
         """Parameters that the loss is known to move, and whether they are trained."""
@@ -283,11 +301,12 @@ class Training:
             is_open=crew.is_open,
             offer=offer,
             code=code,
+            steps=course.steps,
         )
         is_streamed = options.data == "stream" or (crew.is_open and options.data == "auto")
         if options.check and is_streamed and (problem := selfcheck.of_data(samples, self.job.batch_size, seed)):
             raise TrainingFailed(problem)
-        feed, encoders = Feed(samples, course.schedule), Encoders()
+        feed, encoders = Feed(samples, course.schedule, course.steps), Encoders()
         evaluates = self.job.evaluate is not None and not self.options.only_plans
         hub, common = TcpHub(*crew.listeners), self._common
         server = assembly.server(course, hub, door, feed, encoders, crew.is_open, evaluates, common=common)
@@ -356,6 +375,10 @@ class Training:
             nodes=nodes,
             build=lambda: model,
         )
+
+
+def _here(schedule: Schedule, step: int, steps: int | None) -> Here:
+    return Here(step, schedule.step(step).epoch, 0, steps)
 
 
 @contextlib.contextmanager

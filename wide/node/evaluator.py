@@ -10,6 +10,7 @@ from torch import nn
 from wide.codec.layout import Flat, Layout, bind
 from wide.errors import ProtocolError, TrainingFailed
 from wide.job.definition import Job
+from wide.job.here import Here, enter
 from wide.job.loading import users_code
 from wide.job.model import build_model
 from wide.job.seeding import seed_everything
@@ -20,9 +21,10 @@ from wide.wire import messages as say
 from wide.wire.frames import Destinations
 
 
-def evaluate(job: Job, model: nn.Module, seed: int) -> dict[str, float]:
+def evaluate(job: Job, model: nn.Module, seed: int, where: Here) -> dict[str, float]:
     """The user's metrics as plain numbers; the model is theirs to switch to eval() and to use up."""
     assert job.evaluate is not None
+    enter(where)
     seed_everything(seed)  # a random split made here is the one that dataset() made
     with users_code("evaluate() failed (it must return a dict of numbers)"):
         metrics = job.evaluate(model.eval())
@@ -32,8 +34,9 @@ def evaluate(job: Job, model: nn.Module, seed: int) -> dict[str, float]:
 class Evaluator:
     """Waits for weights, answers with metrics."""
 
-    def __init__(self, connection: Connection, job: Job, welcome: say.Welcome) -> None:
-        self._connection, self._job, self._seed = connection, job, welcome.seed
+    def __init__(self, connection: Connection, job: Job, welcome: say.Welcome, device: torch.device) -> None:
+        self._connection, self._job, self._seed, self._device = connection, job, welcome.seed, device
+        self._steps = welcome.steps
         self._model = build_model(job, welcome.seed).cpu()
         layout = Layout(self._model, welcome.moved)
         self._weights, self._live_nbytes = Flat(layout, only_live=False), layout.live_nbytes
@@ -50,7 +53,8 @@ class Evaluator:
 
     def _answer(self, request: say.Evaluate) -> None:
         try:
-            metrics = evaluate(self._job, _copy(self._model), self._seed)
+            where = Here(request.step, request.epoch, 0, self._steps)
+            metrics = evaluate(self._job, copied(self._model).to(self._device), self._seed, where)
         except TrainingFailed as error:
             self._connection.send(say.Failed(0, -1, str(error), error.details))
         else:
@@ -63,15 +67,15 @@ class Evaluator:
         return (self._weights.bytes[:nbytes],) if nbytes else ()
 
 
-def on_copy(job: Job, model: nn.Module, seed: int) -> dict[str, float]:
-    """For a run without processes: evaluate a copy, and leave torch's threads as they are."""
+def on_copy(job: Job, model: nn.Module, seed: int, where: Here) -> dict[str, float]:
+    """For a run without processes: evaluate this copy, and leave torch's threads as they are."""
     threads = torch.get_num_threads()
     try:
-        return evaluate(job, _copy(model), seed)
+        return evaluate(job, model, seed, where)
     finally:
         torch.set_num_threads(threads)
 
 
-def _copy(model: nn.Module) -> nn.Module:
+def copied(model: nn.Module) -> nn.Module:
     with users_code("evaluate() has no model: it cannot be copied"):
         return copy.deepcopy(model)

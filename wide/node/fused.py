@@ -18,6 +18,7 @@ import torch
 
 from wide.codec.layout import Flat, join
 from wide.errors import TrainingFailed
+from wide.job.here import was_asked
 from wide.job.loading import users_code
 from wide.job.seeding import seed_everything
 from wide.node.trainer import Enough, Place, Trainer
@@ -51,7 +52,7 @@ class Fused:
                 if not parts:
                     raise
                 break
-            is_trial = len(mine) == self._candidate > self.width and _are_alike(mine)
+            is_trial = len(mine) == self._candidate > self.width and self._are_alike(mine)
             parts.append(self._try(mine, batches) if is_trial else self._as_usual(mine, batches))
         return self._added(parts)
 
@@ -62,12 +63,13 @@ class Fused:
         return self._added([self._at_once(places[cut], batches[cut]) for cut in cuts])
 
     def _at_once(self, places: Sequence[Place], batches: list[Any]) -> tuple[Flat, list[float]]:
-        batch = joined(batches) if len(batches) > 1 and _are_alike(places) else None
+        batch = joined(batches) if len(batches) > 1 and self._are_alike(places) else None
         if batch is None:
             return self._trainer.sum(places, batches.__getitem__)
-        weight = sum(place.weight for place in places)
+        weight, samples = sum(place.weight for place in places), sum(place.samples for place in places)
         with users_code("computing the loss and its gradient failed"):
-            leaf, loss = self._trainer.leaf(batch, self._seed(places), weight)
+            leaf, loss = self._trainer.leaf(batch, places[0]._replace(weight=weight, samples=samples))
+        leaf.weights = [each / len(places) for each in leaf.weights for _ in places]
         return leaf, [loss] * len(places)
 
     def _try(self, places: Sequence[Place], batches: list[Any]) -> tuple[Flat, list[float]]:
@@ -80,7 +82,8 @@ class Fused:
             self._settle(is_better=False)
             return apart, losses
         ended = time.perf_counter()
-        is_same = joined(batches) is not None and not self._has_drawn(places) and not self._trainer.has_moved(apart)
+        is_same = joined(batches) is not None and not was_asked() and not self._has_drawn(places)
+        is_same = is_same and not self._trainer.has_moved(apart)
         self._times_s.append((between - began, ended - between))
         if not is_same or not _are_close(apart, together):
             self._candidate = self.width = 1
@@ -94,6 +97,9 @@ class Fused:
         if is_better:
             self.width = self._candidate
         self._candidate = min(2 * self.width, MOST) if is_better else self.width
+
+    def _are_alike(self, places: Sequence[Place]) -> bool:
+        return len({self._trainer.phase_of(place) for place in places}) == 1 and _are_alike(places)
 
     def _has_drawn(self, places: Sequence[Place]) -> bool:
         """Has the last pass drawn random numbers? Then the generators are not where its seed had put them."""

@@ -46,10 +46,10 @@ class Package:
     @property
     def places(self) -> list[Place]:
         """Of its batches."""
-        sizes = iter(self.work.sizes)
+        sizes, epochs = iter(self.work.sizes), self.work.epochs or [0] * len(self.work.stretches)
         return [
-            Place(step, batch, (size := next(sizes)), size / step_samples)
-            for step, first, count, step_samples in self.work.stretches
+            Place(step, batch, (size := next(sizes)), size / step_samples, epoch)
+            for (step, first, count, step_samples), epoch in zip(self.work.stretches, epochs, strict=True)
             for batch in range(first, first + count)
         ]
 

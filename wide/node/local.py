@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 
-from wide.codec.layout import Flat, settle
+from wide.codec.layout import Flat, by_counts, settle
 from wide.job.definition import Job
 from wide.job.descent import Descent
+from wide.job.here import Logged, added
 from wide.node.fused import Fused
 from wide.node.trainer import Place, Trainer
 
@@ -31,6 +32,10 @@ class OwnSteps:
         self._spare = Flat(trainer.layout, only_live=True, device=trainer.device)
         self._live = slice(0, trainer.layout.live_nbytes)
         self._touched = 0
+        self._logged: Logged = {}
+
+    def use_rates(self, rates: Sequence[float]) -> None:
+        self._descent.use_rates(rates)
 
     def begin(self) -> None:
         """From the model as it is."""
@@ -62,16 +67,18 @@ class OwnSteps:
         many of the batches are done, and may end it there.
         """
         losses: list[float] = []
-        self._descent.advance(places[0].step)
+        self._descent.advance(places[0].step, places[0].epoch)
         for first in range(0, len(places), group):
             mine = places[first : first + group]
-            samples = sum(place.samples for place in mine)
-            weighted = [place._replace(weight=place.samples / samples) for place in mine]
+            samples, number = sum(place.samples for place in mine), places[0].step + first // group
+            weighted = [place._replace(weight=place.samples / samples, phase=number) for place in mine]
             total, new = self._fused.sum(weighted, partial(_shifted, batch_at, first))
             self._trainer.restore()
             settle(self._trainer.bound, total)
-            self._descent.step(total.trainable, total.touched, places[0].step + first // group)
-            self._descent.advance(places[0].step + first // group + 1)
+            self._logged = added(self._logged, total.logged)
+            by_counts(total, len(new))
+            self._descent.step(total.trainable, total.touched, number)
+            self._descent.advance(number + 1, mine[-1].epoch)
             self._move_buffers(total)
             self._touched |= total.touched | sum(1 << i for i in total.moved)
             self._trainer.release(total)
@@ -98,6 +105,7 @@ class OwnSteps:
             torch.sub(after, before, out=out).masked_fill_(after == before, 0)
         delta.kept_raw.copy_(bound.kept_raw)
         delta.touched, self._touched = self._touched, 0
+        delta.logged, self._logged, delta.weights = self._logged, {}, []
         self._anchor.raw.copy_(bound.raw[self._live])
         return self._trainer.to_host(delta)
 

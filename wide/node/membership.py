@@ -130,6 +130,7 @@ class Membership:
                     self._bench.keep_an_eye()
                 if welcome.checks in (1, 2):
                     self._bench.try_job(is_reversed=welcome.checks == 2)
+            self._bench.trainer.steps = welcome.steps
             beside = Beside(self._bench.trainer.layout, welcome.memory if self._may_share else None)
             session = self._session = Session(connection, self._bench, beside)
             return session.work()

@@ -165,6 +165,8 @@ class Session:
         places, work = package.places, package.work
         room = self._beside.room(work.update_at) if work.update_at is not None else None
         self._take_new_weights()
+        if work.rates:
+            self._training.use_rates(work.rates)
         return self._training.train(places, self._fetcher(package, places), work.group, self._goes_on, room)
 
     def _hand_in(self, package: Package, total: Flat, losses: list[float], compute_s: float) -> None:
@@ -187,6 +189,8 @@ class Session:
             is_finite=work.update_at is None or total.is_finite(),
             fetch_s=self._fetch_s,
             decode_s=payloads.decode_s,
+            weights=total.weights,
+            logged=total.logged,
         )
         self._waited_s = payloads.codec_s = payloads.decode_s = self._fetch_s = 0.0
         reach("node.before_send")
@@ -269,7 +273,8 @@ class Session:
         if samples is None:
             raise ProtocolError("no data", "sample ids for a node without a data set")
         ids = torch.frombuffer(package.ids, dtype=torch.int64, count=package.work.sizes[i], offset=start_nbytes)
-        return samples.batch(ids, self._bench.trainer.seed_of(place.step, place.batch))
+        trainer = self._bench.trainer
+        return samples.batch(ids, trainer.seed_of(place.step, place.batch), trainer.here(place))
 
     def _look_up(self, every_s: float = LOOK_UP_S) -> None:
         """In a long lease, see now and then what the coordinator has to say."""

@@ -15,9 +15,11 @@ from torch.autograd import Variable
 from wide.codec.layout import Flat, Layout, Slot, bind, join
 from wide.codec.spare import Spare
 from wide.errors import TrainingFailed, WideError
-from wide.job.definition import Job
+from wide.job.definition import Job, Phase
+from wide.job.descent import built, parameters_of
+from wide.job.here import Here, enter, listen, weighted
 from wide.job.loading import users_code
-from wide.job.model import batch_to, build_model, check_loss
+from wide.job.model import batch_to, build_model, understood
 from wide.job.seeding import OwnGenerators, mix, seed_everything
 from wide.job.settings import be_exact
 from wide.node.watch import Watch
@@ -29,12 +31,16 @@ class Enough(WideError):
 
 
 class Place(NamedTuple):
-    """A batch's place in the run, and what its gradient weighs in the sum: n/N."""
+    """A batch's place in the run, and what its gradient weighs in the sum: n/N. In `local` a node's own steps may be at
+    another `phase` of the job than the step is that the batch belongs to.
+    """
 
     step: int
     batch: int
     samples: int
     weight: float
+    epoch: int = 0
+    phase: int | None = None
 
 
 class _Home(NamedTuple):
@@ -45,6 +51,13 @@ class _Home(NamedTuple):
     buffer: torch.Tensor
     memory: torch.Tensor
     pointer: int
+
+
+class _Turn(NamedTuple):
+    """A phase of the job: its loss, and the parameters that it does not train."""
+
+    loss: Callable[[Any, Any], Any]
+    others: list[torch.nn.Parameter]
 
 
 class Trainer:
@@ -77,7 +90,9 @@ class Trainer:
             for name, buffer in module._buffers.items()
             if buffer is not None and id(buffer) not in constant
         ]
-        self.roots = {"model": self.model, "loss": job.loss}
+        self.steps: int | None = None  # of the run, if that is known
+        self._turns = [_Turn(phase.loss, self._masked(job, phase)) for phase in job.turns]
+        self.roots = {"model": self.model, "loss": [turn.loss for turn in self._turns]}
         self._own = OwnGenerators(**self.roots)
         owners = [m._parameters for m in self.model.modules()] + [m._buffers for m in self.model.modules()]
         self.namespaces = {(id(owner), key) for owner in owners for key, value in owner.items() if value is not None}
@@ -177,7 +192,7 @@ class Trainer:
                         raise
                     break
                 room = into if i == 0 else None  # sums are made where their first batch lies
-                leaf, loss = self.leaf(batch, self.seed_of(place.step, place.batch), place.weight, room)
+                leaf, loss = self.leaf(batch, place, room)
                 total.add(Block(i, i + 1), leaf)
                 losses.append(loss)
                 if i == 0 and len(places) > 1:
@@ -201,30 +216,51 @@ class Trainer:
         if self._on_host is None:
             return flat
         self._on_host.raw.copy_(flat.raw)
-        self._on_host.touched = flat.touched
+        self._on_host.touched, self._on_host.weights, self._on_host.logged = flat.touched, flat.weights, flat.logged
         self.release(flat)
         return self._on_host
 
-    def leaf(self, batch: Any, seed: int, weight: float, into: Flat | None = None) -> tuple[Flat, float]:
+    def leaf(self, batch: Any, place: Place, into: Flat | None = None) -> tuple[Flat, float]:
         if not self.is_on_cpu:
             batch = batch_to(batch, self.device)
         self.restore()
         for parameter in self._parameters:
             parameter.grad = None
+        seed = self.seed_of(place.step, place.batch)
         seed_everything(seed, None if self.is_on_cpu else self.device)
         self._own.seed(seed)
-        loss = check_loss(self.job.loss(self.model, batch))
-        self._backward(loss, weight)
-        value = loss.item()
+        enter(self.here(place))
+        logged = listen()
+        turn = self._turns[self.phase_of(place)]
+        said = understood(turn.loss(self.model, batch))
+        self._backward(said.loss, place.weight if said.over is None else place.weight / place.samples)
+        value = said.mean
         if not math.isfinite(value):
             raise TrainingFailed(f"the loss is {value}: lower the learning rate, set clip_norm, or check this batch")
+        for parameter in turn.others:
+            parameter.grad = None  # they have their turn in another phase
         leaf = into if into is not None else self.spare.take()
+        leaf.weights = [] if said.over is None else [said.over * (place.weight / place.samples)]
+        leaf.logged = weighted(logged, place.samples) if logged else {}
         self._gather_gradients(leaf)
         if self._moved:
             self._gather_parameters(leaf)
         if self._homes or self._moved:
-            self._gather_buffers(leaf, weight)
+            self._gather_buffers(leaf, place.weight)
         return leaf, value
+
+    def here(self, place: Place) -> Here:
+        return Here(place.step, place.epoch, place.batch, self.steps)
+
+    def phase_of(self, place: Place) -> int:
+        return (place.step if place.phase is None else place.phase) % len(self._turns)
+
+    def _masked(self, job: Job, phase: Phase) -> list[torch.nn.Parameter]:
+        """The parameters that are not this phase's, if there are others."""
+        if len(job.turns) == 1:
+            return []
+        mine = {id(p) for p in parameters_of(built(phase.optimizer, self.model))}
+        return [parameter for parameter in self._parameters if id(parameter) not in mine]
 
     def _backward(self, loss: torch.Tensor, weight: float) -> None:
         """(loss * weight).backward(), bit for bit: the gradient that enters the graph at `loss` is 1 * weight.

@@ -30,6 +30,7 @@ class Training(Protocol):
         self, places: Sequence[Place], batch_at: Fetch, group: int, goes_on: GoesOn, into: Flat | None = None
     ) -> list[float]: ...
     def result(self) -> Flat: ...  # in `into`, if that is no trouble
+    def use_rates(self, rates: Sequence[float]) -> None: ...  # of the optimizers' groups, as the pool has them
 
 
 class Exact:
@@ -57,6 +58,9 @@ class Exact:
         assert self._total is not None
         total, self._total = self._total, None
         return self._trainer.to_host(total)
+
+    def use_rates(self, rates: Sequence[float]) -> None:
+        """The optimizer is the pool's."""
 
 
 class Several(Exact):
@@ -96,6 +100,9 @@ class Own:
 
     def result(self) -> Flat:
         return self._steps.delta()
+
+    def use_rates(self, rates: Sequence[float]) -> None:
+        self._steps.use_rates(rates)
 
 
 TRAININGS: dict[str, Callable[[Job, Trainer, Fused], Training]] = {"sync": Exact, "async": Several, "local": Own}

@@ -41,6 +41,7 @@ class Workbench:
             except TrainingFailed as error:
                 self.problem = str(error)
         self.trainer = Trainer(job, welcome.seed, device, moved=welcome.moved)
+        self.trainer.steps = welcome.steps
         give_back_free_memory()  # the tensors that the model was built with
         self._encoders = Encoders()
         self.payloads = Payloads(self.trainer, self._encoders)

@@ -25,6 +25,7 @@ from wide.failpoint import reach
 
 FORMAT = 2  # of what follows; a run of a newer one is not touched
 MODEL, OPTIMIZER, STATE, LATEST = "model.safetensors", "optimizer.safetensors", "state.json", "latest"
+BEST = "best"
 FROZEN = "frozen.safetensors"  # the rest of the model, if that is large and never changes
 UNWRITABLE = (SafetensorError, KeyError, TypeError, ValueError)  # what its library, or JSON, does not know
 NAME = re.compile(r"step-(\d{8,})(?:-(\d+))?")
@@ -72,16 +73,36 @@ def write(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
     reach("checkpoint.after_latest")
     for old in _all(folder)[keep:]:
         reach("checkpoint.before_removal")
-        if old != final:
+        if old not in (final, best(folder)):
             shutil.rmtree(old, ignore_errors=True)
     return final
 
 
 def name_latest(folder: Path, checkpoint: Path) -> None:
-    pointer = folder / ".latest"
+    _point(folder, LATEST, checkpoint)
+
+
+def name_best(folder: Path, step: int) -> str:
+    """The newest of that step. Returns why not, if so."""
+    path = next((path for path in _all(folder) if _order(path)[0] == step), None)
+    try:
+        if path is not None:
+            _point(folder, BEST, path)
+    except OSError as error:
+        return str(error)
+    return ""
+
+
+def best(folder: Path) -> Path | None:
+    """The checkpoint that was best, if one was named so."""
+    return _named(folder, BEST)
+
+
+def _point(folder: Path, name: str, checkpoint: Path) -> None:
+    pointer = folder / f".{name}"
     pointer.write_text(checkpoint.name + "\n", encoding="utf-8")
     _sync(pointer)
-    os.replace(pointer, folder / LATEST)
+    os.replace(pointer, folder / name)
     _sync(folder)
 
 
@@ -132,7 +153,7 @@ def is_any(folder: Path) -> bool:
 
 def oldest_step(folder: Path) -> int:
     """Of all checkpoints that are there; 0: there is none."""
-    return min((_order(path)[0] for path in _all(folder)), default=0)
+    return min((_order(path)[0] for path in _all(folder) if path != best(folder)), default=0)
 
 
 def _fill(temporary: Path, checkpoint: Checkpoint, others: list[Path]) -> None:
@@ -210,9 +231,9 @@ def _all(folder: Path) -> list[Path]:
     return sorted((path for path in folder.glob("step-*") if NAME.fullmatch(path.name)), key=_order, reverse=True)
 
 
-def _named(folder: Path) -> Path | None:
+def _named(folder: Path, pointer: str = LATEST) -> Path | None:
     with contextlib.suppress(OSError, UnicodeDecodeError):
-        name = (folder / LATEST).read_text(encoding="utf-8").strip()
+        name = (folder / pointer).read_text(encoding="utf-8").strip()
         return folder / name if NAME.fullmatch(name) else None
     return None
 

@@ -38,6 +38,7 @@ CREATE TABLE IF NOT EXISTS rejects(at REAL, node INTEGER, reason TEXT, detail TE
 CREATE TABLE IF NOT EXISTS samples(at REAL, node INTEGER, metric TEXT, value REAL);
 CREATE TABLE IF NOT EXISTS choices(at REAL, node INTEGER, role TEXT, codec TEXT, reason TEXT);
 CREATE TABLE IF NOT EXISTS evaluations(at REAL, epoch INTEGER, step INTEGER, metric TEXT, value REAL);
+CREATE TABLE IF NOT EXISTS logged(step INTEGER, metric TEXT, value REAL, samples REAL);
 CREATE TABLE IF NOT EXISTS invites(id TEXT PRIMARY KEY, name TEXT, made_at REAL, expires_at REAL, uses INTEGER,
     revoked_at REAL);
 CREATE TABLE IF NOT EXISTS machines(id TEXT PRIMARY KEY, name TEXT, address TEXT, invite TEXT, enrolled_at REAL,

@@ -3,7 +3,7 @@
 - ledger: whole steps that every checkpoint has become one row for all of them (`folded`), once it was seen that each of
   their batches is there exactly once; `ledger` is a view of both from then on, with one row for such a step. Who did
   how much of them is in `shares`.
-- steps, samples, evaluations: of the older half, every two become one, whenever there are too many.
+- steps, samples, evaluations, logged: of the older half, every two become one, whenever there are too many.
 - leases, events, rejects: the oldest go; of leases the first ones are kept, too.
 """
 
@@ -20,6 +20,7 @@ class Room(NamedTuple):
     steps: int = 200_000
     samples: int = 800_000
     evaluations: int = 100_000
+    logged: int = 400_000
     leases: int = 1_000_000
     first_leases: int = 50_000
     events: int = 50_000
@@ -84,6 +85,7 @@ def tidy(db: sqlite3.Connection, safe_step: int, room: Room = ROOM) -> None:
         _halve_steps(db, safe_step, room.steps)
         _halve(db, "samples", "node, metric", room.samples)
         _halve(db, "evaluations", "metric", room.evaluations)
+        _halve(db, "logged", "metric", room.logged)
         _drop_leases(db, room.leases, room.first_leases)
         _drop_oldest(db, "events", room.events)
         _drop_oldest(db, "rejects", room.events)
@@ -100,6 +102,7 @@ def rewind(db: sqlite3.Connection, version: int, steps: int) -> None:
         db.execute(f"DELETE FROM {'ledger_rows' if _is_view(db) else 'ledger'} WHERE version > ?", (version,))
         db.execute("DELETE FROM steps WHERE step >= ?", (steps,))
         db.execute("DELETE FROM evaluations WHERE step > ?", (steps,))
+        db.execute("DELETE FROM logged WHERE step >= ?", (steps,))
 
 
 def _fold_ledger(db: sqlite3.Connection, below: int, most: int) -> None:

@@ -92,16 +92,18 @@ class MeanFold(Generic[U]):
         self._late = float(state or 0.0)  # its mean, over many steps: a lead that jumps is worse than none
 
     def merge(self, merge: Merge, update: U) -> None:
-        self._weight += sum(
+        share = sum(
             sum(self._schedule.sizes(step, first, end)) / step.samples
             for step, first, end in self._schedule.stretches(*merge.block)
         )
+        self._weight += share
         self._staleness += merge.staleness * merge.block.size
         self._batches += merge.block.size
         if merge.discount != 1.0:
             self._model.scale(update, merge.discount)
         if self._is_plain:
-            self._delayed.push(update.trainable, self._model.descent.rates)
+            per_count = share / (sum(update.weights) or 1.0) if update.weights else 1.0
+            self._delayed.push(update.trainable, [per_count * rate for rate in self._model.descent.rates])
         self._total = update if self._total is None else self._model.join(self._total, update)
 
     def make(self, made: Made, steps: int) -> None:
@@ -112,6 +114,8 @@ class MeanFold(Generic[U]):
         total, self._total = self._model.with_debts(self._total), None
         if abs(self._weight - 1.0) > TINY:
             self._model.scale(total, 1 / self._weight)
+            total.weights = [weight / self._weight for weight in total.weights]
+        self._model.by_counts(total, self._batches)
         self._weight = 0.0
         self._late += (1 - LATE_MEMORY) * (self._staleness / self._batches - self._late)
         self._staleness = self._batches = 0

@@ -18,6 +18,7 @@ class Update(Protocol):
     """A sum of gradients, or what a node's own steps changed."""
 
     trainable: list[torch.Tensor]
+    weights: list[float]  # of batches whose losses are totals
 
 
 U = TypeVar("U", bound=Update)
@@ -33,7 +34,9 @@ class Model(Protocol[U]):
     def join(self, left: U, right: U) -> U: ...  # left + right, in the memory of one of them
     def scale(self, update: U, factor: float) -> None: ...
     def with_debts(self, total: U) -> U: ...
+    def by_counts(self, total: U, batches: int) -> None: ...  # the mean of so many totals
     def descend(self, total: U, steps: int) -> None: ...  # one step of the job's optimizer, the `steps`-th
+    def follow(self, total: U, steps: int) -> None: ...  # others have made that step
     def move_buffers(self, total: U) -> None: ...
     def release(self, update: U) -> None: ...
 

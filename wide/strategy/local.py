@@ -136,8 +136,8 @@ class OuterFold(Generic[U]):
         self._weight = 0.0
         total = self._model.with_debts(total)
         self._outer.step(self._model.trainable, total.trainable, momentum_for(made.length))
-        self._model.descent.advance(steps)
         self._model.move_buffers(total)
+        self._model.follow(total, steps)
         self._model.release(total)
 
     def bring_back(self) -> None:
@@ -150,7 +150,7 @@ class OuterFold(Generic[U]):
         samples = sum(
             sum(self._schedule.sizes(step, first, end)) for step, first, end in self._schedule.stretches(*block)
         )
-        return samples / (self._schedule.batch_size * self._schedule.batches_per_step)
+        return samples / self._schedule.samples_per_step
 
 
 def _forecast(nodes: list[Measured], travel: list[Travel], setting: Setting) -> float:

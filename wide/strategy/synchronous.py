@@ -205,7 +205,9 @@ class TreeFold(Generic[U]):
 
     def make(self, made: Made, steps: int) -> None:
         assert self._sum is not None
-        total, self._sum = self._model.with_debts(self._sum.take()), None
+        total, batches = self._model.with_debts(self._sum.take()), self._sum.root.size
+        self._sum = None
+        self._model.by_counts(total, batches)
         self._model.descend(total, steps)
         self._model.release(total)
 

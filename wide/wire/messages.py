@@ -36,6 +36,10 @@ MOST_LOSS = 1e100  # and so do sums of these
 # What a number must be is checked where a message is read, before anybody can count on it. A NaN is never in range.
 Stored = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  # SQLite holds no more
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=MOST_S)]
+Weight = Annotated[float, msgspec.Meta(ge=0, le=MOST_LOSS)]
+Logged = Annotated[
+    dict[Annotated[str, msgspec.Meta(min_length=1, max_length=64)], tuple[float, Weight]], msgspec.Meta(max_length=64)
+]
 Loss = Annotated[float, msgspec.Meta(ge=-MOST_LOSS, le=MOST_LOSS)]
 
 
@@ -107,6 +111,7 @@ class Welcome(Message, frozen=True):
     )
     moved: list[str] = []  # parameters that the loss moves: their values travel with every update
     memory: tuple[int, int, int] | None = None  # of mine, that you can see if you run beside me: what is in there?
+    steps: int | None = None  # that the run will have; None: it ends by time
 
 
 class Probe(Message, frozen=True):
@@ -163,6 +168,8 @@ class Work(Message, frozen=True):
     update_at: tuple[int, int] | None = None  # and here I would like to find your update, instead of its payload
     core: int = -1  # your machine is full: please compute on this one of the cores that you may use
     is_ahead: bool = False  # not yet: fetch your data, and begin when I send the next Weights
+    epochs: list[int] = []  # of each stretch
+    rates: list[float] = []  # the learning rates of your own optimizers' groups, if they follow from evaluations
 
 
 class Weights(Message, frozen=True):
@@ -197,6 +204,8 @@ class Update(Message, frozen=True):
     is_finite: bool = True  # all of it; said of an update that lies in your memory, and was looked through here
     fetch_s: Seconds = 0.0  # of compute_s: until its batches were there
     decode_s: Seconds = 0.0  # of codec_s: your work, not my answer
+    weights: list[Weight] = []  # if losses are totals: what each batch weighs, its count over the step's samples
+    logged: Logged = {}  # by name: the sum of what my batches' losses logged, times their samples; and of these
 
 
 class Part(Message, frozen=True):

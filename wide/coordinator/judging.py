@@ -1,0 +1,78 @@
+"""What follows from evaluations: early stopping, the best checkpoint, a scheduler that waits for a metric. Knows the
+job's wishes and its optimizer; knows no pool, which waits meanwhile (state.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from wide.errors import TrainingFailed
+from wide.job.definition import Job
+from wide.job.descent import Descent
+from wide.job.loading import users_code
+
+Metrics = dict[str, float]
+
+
+class Evaluation(NamedTuple):
+    """What is known of the model after so many steps."""
+
+    steps: int
+    metrics: Metrics
+
+
+class Verdict(NamedTuple):
+    why_stop: str = ""  # empty: it goes on
+    is_best: bool = False
+
+
+class Judge:
+    """Remembers all evaluations; `before` are those of a run that goes on."""
+
+    def __init__(self, job: Job, descent: Descent, before: Sequence[Any] = ()) -> None:
+        self._stop_when, self._descent = job.stop_when, descent
+        self._best, self._sign = (job.best or "").lstrip("-"), -1 if (job.best or "").startswith("-") else 1
+        self.wants_metrics = job.evaluate is not None
+        self.keeps_best = job.best is not None
+        self._evaluations = [Evaluation(steps, {n: float(v) for n, v in said.items()}) for steps, said in before]
+        self._best_value = max((self._value(it.metrics) for it in self._evaluations), default=-math.inf)
+
+    @property
+    def steps(self) -> int:
+        """After which the last verdict was given."""
+        return self._evaluations[-1].steps if self._evaluations else 0
+
+    def state(self) -> list[tuple[int, dict[str, str]]]:
+        """As text, in which a NaN is one."""
+        return [(steps, {name: repr(value) for name, value in said.items()}) for steps, said in self._evaluations]
+
+    def hear(self, steps: int, epoch: int, metrics: Metrics) -> Verdict:
+        said = {"step": float(steps), "epoch": float(epoch)} | metrics
+        self._evaluations.append(Evaluation(steps, said))
+        if self._descent.metric:
+            self._descent.judge(_named(self._descent.metric, said, "wide.on_metric"))
+        is_best = self._best != "" and self._is_best(_named(self._best, said, "Job(best=…)"))
+        why = ""
+        if self._stop_when is not None:
+            with users_code("stop_when failed"):
+                is_enough = bool(self._stop_when([dict(it.metrics) for it in self._evaluations]))
+            why = f"stop_when said so after step {steps}" if is_enough else ""
+        return Verdict(why, is_best)
+
+    def _is_best(self, value: float) -> bool:
+        if not self._sign * value > self._best_value:  # a NaN is not
+            return False
+        self._best_value = self._sign * value
+        return True
+
+    def _value(self, said: Metrics) -> float:
+        value = self._sign * said.get(self._best, -self._sign * math.inf)
+        return value if not math.isnan(value) else -math.inf
+
+
+def _named(name: str, said: Metrics, whose: str) -> float:
+    if name not in said:
+        raise TrainingFailed(f"{whose}: there is no metric {name!r}; there are {', '.join(sorted(said))}")
+    return said[name]
