@@ -29,6 +29,7 @@ from wide.exchange.door import Door
 from wide.exchange.exchange import Exchange
 from wide.exchange.feed import Feed
 from wide.exchange.goods import Goods
+from wide.job.samples import Samples
 from wide.job.schedule import Schedule
 from wide.strategy.catalogue import EXACT, MEASURES
 from wide.telemetry.clock import REAL, Clock
@@ -57,6 +58,7 @@ class Course:
     stop: Callable[[], None] = lambda: None  # as a signal would
 
     judge: Judge | None = None  # if anything follows from evaluations
+    samples: Samples | None = None  # what is told which steps are done; None: nobody wants to know
 
     @property
     def _verdicts(self) -> Verdicts | None:
@@ -99,10 +101,15 @@ class Course:
         if self.writer is not None:
             asked = resume.asked(self.schedule.seed, self.options)
             version = start.position.version if start.state else None
-            judged = self.judge.state if self.judge is not None else list
-            saving = Checkpoints(self.master, record, nodes, asked, self.writer, self.data, version, judged)
+            judged = self.judge.state if self.judge is not None else dict
+            samples, schedule = self.samples, self.schedule
+            stream = (lambda steps: samples.state(schedule, steps)) if samples is not None else lambda steps: None
+            saving = Checkpoints(self.master, record, nodes, asked, self.writer, self.data, version, judged, stream)
         fold_state: Any = start.fold_state if pool.strategy.name == start.position.strategy else None
-        return Run(self.master, record, evaluation, saving, pool.strategy.name, fold_state, aside, self.judge)
+        run = Run(self.master, record, evaluation, saving, pool.strategy.name, fold_state, aside, self.judge)
+        if (samples := self.samples) is not None and samples.stream is not None:
+            run.when_merged = lambda step: samples.merged(self.schedule, step)
+        return run
 
     def catch_up(self, run: Run) -> None:
         """What the last process left undone."""

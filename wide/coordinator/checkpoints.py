@@ -21,7 +21,7 @@ from wide.coordinator.master import Master
 from wide.coordinator.record import Db, Record
 from wide.errors import TrainingFailed
 from wide.store.checkpoint import Checkpoint, name_best, oldest_step, write
-from wide.store.state_dict import Packing
+from wide.store.state_dict import Packing, Unwritable
 from wide.store.weights import state_sha256
 from wide.telemetry.clock import REAL
 from wide.telemetry.log import log
@@ -57,10 +57,11 @@ class Checkpoints:
         writer: Writer,
         data: dict[str, str],
         version: int | None = None,
-        judged: Callable[[], list[Any]] = list,
+        judged: Callable[[], dict[str, Any]] = dict,
+        stream: Callable[[int], Any] = lambda steps: None,
     ) -> None:
         self._master, self._record, self._nodes, self._asked, self._writer = master, record, nodes, asked, writer
-        self._data, self._judged = data, judged
+        self._data, self._judged, self._stream = data, judged, stream
         self._version = version
         self._has_told = False
         layout = master.layout
@@ -91,6 +92,7 @@ class Checkpoints:
             "data": self._data,
             "judged": self._judged(),
         }
+        numbers["stream"] = self._stream(position.steps)
         return lambda: self._writer.put(self._copy(position.steps, numbers, fold_state))
 
     def name_best(self, steps: int) -> None:
@@ -102,8 +104,19 @@ class Checkpoints:
         if master.descent.switches:
             for name, view in master.named_views:
                 packing.tensors[f"model.{name}"] = view.detach().clone(memory_format=torch.contiguous_format)
+        numbers["descent"] = packing.pack(master.descent.state(), "descent")
         with master.at_rest():
             return self._copy_of_all(packing, steps, numbers, fold_state)
+
+    def _packed_stream(self, packing: Packing, state: Any) -> Any:
+        """Without it, the stream is read again until where it was."""
+        try:
+            return packing.pack(state, "stream")
+        except Unwritable as kind:
+            if not self._has_told:
+                log.warning("where the data set is cannot be written (%s): a run that is resumed reads it again", kind)
+            self._has_told = True
+            return None
 
     def _copy_of_all(self, packing: Packing, steps: int, numbers: dict[str, Any], fold_state: Any) -> Checkpoint:
         master = self._master
@@ -119,8 +132,8 @@ class Checkpoints:
                 packing.tensors[f"model.{name}"] = view.detach().clone(memory_format=torch.contiguous_format)
         state = {
             **numbers,
-            "descent": packing.pack(master.descent.state(), "descent"),
             "fold": packing.pack(fold_state, "fold"),
+            "stream": self._packed_stream(packing, numbers["stream"]),
             "moved": master.moves,
         }
         if packing.left_out and not self._has_told:

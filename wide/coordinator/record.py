@@ -4,6 +4,7 @@ tables; what is written for people only is the journal's.
 
 from __future__ import annotations
 
+import bisect
 import logging
 import math
 from array import array
@@ -273,7 +274,9 @@ class Record:
     def _logged_means(self, first: int, end: int) -> dict[str, float]:
         found = {}
         for name, points in self._logged.items():
-            pairs = [(value * samples, samples) for step, value, samples in points if first <= step < end]
+            low = bisect.bisect_left(points, first, key=lambda point: point.step)
+            high = bisect.bisect_left(points, end, lo=low, key=lambda point: point.step)
+            pairs = [(value * samples, samples) for _, value, samples in points[low:high]]
             if pairs:
                 found[name] = _mean(pairs)
         return found

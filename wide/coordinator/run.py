@@ -15,7 +15,7 @@ from wide.coordinator.judging import Judge
 from wide.coordinator.master import Master
 from wide.coordinator.record import Record
 from wide.failpoint import reach
-from wide.job.schedule import Schedule
+from wide.job.schedule import Schedule, Step
 from wide.strategy.catalogue import STRATEGIES
 from wide.strategy.description import Strategy
 from wide.strategy.fold import Fold
@@ -72,6 +72,7 @@ class Run:
         self._judge = judge
         self._untold: list[events.Event] = []
         self._tell: Callable[[events.Event], None] = self._untold.append
+        self.when_merged: Callable[[Step], None] = lambda step: None  # is told of every step that is
         self._evaluated_step = -1  # the last that was, or will be
         self.master, self.record, self.evaluation, self._saving = master, record, evaluation, saving
         self.schedule: Schedule = record.schedule
@@ -108,6 +109,8 @@ class Run:
         is_done = self.record.is_evaluated(steps) if self._judge is None else self._judge.steps >= steps
         if is_due and not is_done:
             self._evaluate(last)
+        elif self._judge is not None and (why := self._judge.why_stop()):
+            self._tell(events.Judged(why))  # it was over before
 
     def tell_to(self, post: Callable[[events.Event], None]) -> None:
         """What follows from evaluations is told there."""
@@ -129,7 +132,8 @@ class Run:
         if self._judge is not None:
             self.record.flush(force=True)
             lately = self.record.lately(self._judge.steps, steps)
-            verdict = self._judge.hear(steps, epoch, lately | metrics)
+            is_last = not self.schedule.is_evaluated(self.schedule.step(steps - 1))
+            verdict = self._judge.hear(steps, epoch, lately | metrics, is_last)
             self._tell(events.Judged(*verdict))
 
     @property
@@ -178,6 +182,7 @@ class Run:
     def _close_step(self, close: CloseStep) -> Pending | None:
         step = self.schedule.step(close.step)
         self.record.step_closed(step, self.strategy)
+        self.when_merged(step)
         return self._evaluate(step.number) if close.is_evaluated else None
 
     def _change_strategy(self, change: ChangeStrategy) -> None:

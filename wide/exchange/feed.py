@@ -54,6 +54,8 @@ class Feed:
     def _look_ahead(self, step: Step, batch: int, nbytes: int) -> None:
         for _ in range(min(AHEAD_BATCHES, AHEAD_NBYTES // max(nbytes, 1))):
             if batch == step.batches:
+                if step.number + 1 == self.steps:
+                    break
                 step, batch = self.schedule.step(step.number + 1), 0
             self._request(step, batch)
             batch += 1

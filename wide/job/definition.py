@@ -13,6 +13,7 @@ import msgspec
 from wide.errors import UsageError
 
 FUNCTIONS = ("model", "dataset", "loss", "optimizer")
+DEFAULT_BATCH_SIZE = 32
 OPTIONAL = ("scheduler", "evaluate", "collate", "after_step", "order", "stop_when")
 
 
@@ -61,7 +62,8 @@ class Job(msgspec.Struct, metaclass=_Checked, frozen=True, kw_only=True):
     The result depends on these fields alone, never on how many machines work on it.
 
     model              () -> nn.Module. A function, so that every machine can build it.
-    dataset            () -> map-style data set (__len__ and __getitem__), or one big tensor or array.
+    dataset            () -> map-style data set (__len__ and __getitem__), or one big tensor or array; an
+                       IterableDataset, which the coordinator reads; or a DataLoader of one of these.
     loss               (model, batch) -> the mean loss of that batch, a scalar tensor; or wide.supervised(criterion).
                        Also wide.total(sum, count), for tokens; and (loss, {"acc": 0.9}), which is logged.
     optimizer          (parameters) -> torch.optim.Optimizer, or a list of them; given the model, if its parameter is
@@ -93,7 +95,7 @@ class Job(msgspec.Struct, metaclass=_Checked, frozen=True, kw_only=True):
     loss: Callable[[Any, Any], Any] = None  # type: ignore[assignment]  # or phases: _Checked sees to it
     optimizer: Callable[[Any], Any] = None  # type: ignore[assignment]
     phases: Sequence[Phase] = ()
-    batch_size: int = 32
+    batch_size: int = DEFAULT_BATCH_SIZE
     batches_per_step: int | None = None
     epochs: float | None = None
     steps: int | None = None

@@ -217,15 +217,19 @@ class Descent:
             yield
             return
         before = weights.clone()
-        with users_code("the optimizer's eval() failed"):
-            for optimizer in self.switches:
-                optimizer.eval()  # type: ignore[attr-defined]
+        self.rest()
         try:
             yield
         finally:
             self._train()
             with torch.no_grad():
                 weights.copy_(before)
+
+    def rest(self) -> None:
+        """From now on the weights are those to be kept."""
+        with users_code("the optimizer's eval() failed"):
+            for optimizer in self.switches:
+                optimizer.eval()  # type: ignore[attr-defined]
 
     def _train(self) -> None:
         with users_code("the optimizer's train() failed"):

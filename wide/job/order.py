@@ -14,7 +14,7 @@ import torch
 
 from wide.errors import TrainingFailed, UsageError
 from wide.job.loading import users_code
-from wide.job.seeding import generators, seed_everything
+from wide.job.seeding import OwnGenerators, generators, seed_everything
 
 POOL = 50  # batches that are sorted by length together: alike within a batch, and still mixed
 TIMES, LEAST = 100, 1_000_000  # an epoch of a user's order may see each sample so often; else it is endless
@@ -112,6 +112,7 @@ def ask(order: Callable[[int, Any], Any], samples: int, epoch: int, seed: int) -
     """The user's function, as if it were called for the first time."""
     with generators, users_code(f"order failed for epoch {epoch}"):
         seed_everything(seed)
+        OwnGenerators(order=order).seed(seed)
         said = order(epoch, torch.Generator().manual_seed(seed))
         return _told(said, samples, f"order, epoch {epoch}")
 

@@ -11,10 +11,13 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset, default_collate
 
 from wide.errors import TrainingFailed
-from wide.job.definition import Job
+from wide.job.definition import DEFAULT_BATCH_SIZE, Job
 from wide.job.here import Here, enter
+from wide.job.loader import Understood, understood
 from wide.job.loading import users_code
+from wide.job.schedule import Schedule, Step
 from wide.job.seeding import OwnGenerators, generators, mix, seed_everything
+from wide.job.stream import ENDLESS, Stream, as_read
 
 START = Here(0)
 PROBES = 5  # samples that machines compare
@@ -28,19 +31,66 @@ class Samples:
         seed_everything(seed)  # a random split, or random data, is the same on every machine
         with users_code("dataset() failed"):
             self._dataset = job.dataset()
-        _check_kind(self._dataset)
-        with users_code("dataset() failed: what it returned has no length"):
-            self._length = len(self._dataset)
-        self._collate: Callable[[list[Any]], Any] = job.collate or default_collate
-        self._gather = _gatherer(self._dataset) if job.collate is None else None
-        self.roots = {"dataset": self._dataset, "collate": job.collate} if self._gather is None else {}
+        self.batch_size, self.order, self.drop_last, collate = job.batch_size, job.order, job.drop_last, job.collate
+        if isinstance(self._dataset, DataLoader):
+            collate = self._use(understood(self._dataset), job)
+        self.stream: Stream | None = None
+        if _is_read_only(self._dataset):
+            self._check_stream(job)
+            self.stream, self.order = Stream(self._dataset, seed), as_read()
+            self._length = ENDLESS
+        else:
+            _check_kind(self._dataset)
+            with users_code("dataset() failed: what it returned has no length"):
+                self._length = len(self._dataset)
+        self._collate: Callable[[list[Any]], Any] = collate or default_collate
+        self._gather = _gatherer(self._dataset) if collate is None and self.stream is None else None
+        has_roots = self._gather is None and self.stream is None  # what a stream keeps is its own business
+        self.roots = {"dataset": self._dataset, "collate": collate} if has_roots else {}
         self._own = OwnGenerators(**self.roots)
 
     def __len__(self) -> int:
         return self._length
 
+    def _use(self, loader: Understood, job: Job) -> Callable[[list[Any]], Any] | None:
+        """What a DataLoader says, unless the job says it, too. Returns its collate."""
+        if job.batch_size not in (DEFAULT_BATCH_SIZE, loader.batch_size):
+            raise TrainingFailed(
+                f"dataset() returned a DataLoader with batch_size {loader.batch_size}, and the job has "
+                f"{job.batch_size}: leave it out of one of them"
+            )
+        self._dataset, self.batch_size, self.drop_last = loader.dataset, loader.batch_size, loader.drop_last
+        self.order = job.order or loader.order
+        return job.collate or loader.collate
+
+    def _check_stream(self, job: Job) -> None:
+        if job.order is not None:
+            kind = type(self._dataset).__name__
+            raise TrainingFailed(f"dataset() returned a {kind}, which is read as it comes: leave out order")
+
+    def measure(self, counts_epochs: bool, samples_per_step: int) -> None:
+        """For a stream: how long a pass is, if anybody wants to know."""
+        if self.stream is not None:
+            self._length = self.stream.count() if counts_epochs else ENDLESS
+            self.stream.use(self._length, samples_per_step)
+
+    def merged(self, schedule: Schedule, step: Step) -> None:
+        """Nobody will ask for this step's samples again, nor for those of steps before it."""
+        if self.stream is not None:
+            self.stream.forget(_first(schedule, step.number + 1))
+
+    def state(self, schedule: Schedule, steps: int) -> Any:
+        """What a run that goes on after so many steps has to know of the data."""
+        return self.stream.state(_first(schedule, steps)) if self.stream is not None else None
+
+    def go_on_from(self, schedule: Schedule, steps: int, state: Any) -> int:
+        """Returns how many samples had to be read again for that."""
+        return self.stream.go_on_from(_first(schedule, steps), state) if self.stream is not None else 0
+
     def probes(self, seed: int) -> list[tuple[int, Any]]:
-        """Some samples by number, each as a batch of its own, by which two data sets are compared."""
+        """Some samples by number, each a batch of its own, by which two data sets are compared. Of a stream, none."""
+        if self.stream is not None:
+            return []
         chosen = torch.randperm(self._length, generator=torch.Generator().manual_seed(seed))[:PROBES]
         found = []
         for i in chosen:
@@ -70,11 +120,16 @@ class Samples:
                     raise
 
     def first_batch(self, i: int, batch_size: int, seed: int, other: int = 0) -> Any:
-        """The i-th batch of the data as it lies, as step 0 would seed it (or in another way): for trying the job."""
-        ids = torch.arange(i * batch_size, min((i + 1) * batch_size, self._length))
+        """The i-th batch of the data as it lies, as step 0 would seed it (or in another way): for trying the job. Of a
+        stream, of what will be needed next.
+        """
+        first = self.stream.base if self.stream is not None else 0
+        ids = torch.arange(first + i * batch_size, first + min((i + 1) * batch_size, self._length))
         return self.batch(ids, mix(seed, 0, i + other))
 
     def _fetch(self, ids: list[int]) -> list[Any]:
+        if self.stream is not None:
+            return self.stream.fetch(ids[0], ids[-1] + 1)
         many = getattr(self._dataset, "__getitems__", None)
         if many is not None:
             with users_code(f"the data set failed at samples {ids[0]}…{ids[-1]}"):
@@ -89,6 +144,10 @@ class Samples:
         return samples
 
 
+def _first(schedule: Schedule, step: int) -> int:
+    return int(schedule.ids(schedule.step(step), 0, 1)[0])
+
+
 def _why_not(ids: list[int], samples: list[Any], is_own: bool) -> str:
     """The likeliest reason why samples cannot be put together; of a collate of the user's own only what is plain."""
     for i, sample in zip(ids, samples, strict=False):
@@ -98,18 +157,18 @@ def _why_not(ids: list[int], samples: list[Any], is_own: bool) -> str:
     return "" if is_own else "samples of a batch must have the same shapes"
 
 
+def _is_read_only(dataset: Any) -> bool:
+    """From its beginning to its end, and not by number."""
+    has_items = hasattr(dataset, "__getitem__") or hasattr(dataset, "__getitems__")
+    return isinstance(dataset, IterableDataset) or (hasattr(dataset, "__iter__") and not has_items)
+
+
 def _check_kind(dataset: Any) -> None:
     """What cannot be looked up by number is explained."""
-    if isinstance(dataset, DataLoader):
+    if not (hasattr(dataset, "__getitem__") or hasattr(dataset, "__getitems__")):
         raise TrainingFailed(
-            "dataset() returned a DataLoader: return its data set (loader.dataset), "
-            "and give Job its batch_size and collate"
-        )
-    has_items = hasattr(dataset, "__getitem__") or hasattr(dataset, "__getitems__")
-    if isinstance(dataset, IterableDataset) or not has_items:
-        raise TrainingFailed(
-            f"dataset() returned a {type(dataset).__name__}, whose samples cannot be looked up by number: nodes fetch "
-            "any sample of any batch, so return a data set with __len__ and __getitem__ (a list of its items, say)"
+            f"dataset() returned a {type(dataset).__name__}, whose samples cannot be looked up by number: return a "
+            "data set with __len__ and __getitem__ (a list of its items, say), or one with __iter__"
         )
 
 

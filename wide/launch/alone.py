@@ -116,7 +116,7 @@ class Alone:
         self._looked_at = -LOOK_S
 
     def _try_job(self, job: Job) -> None:
-        samples, size, seed = self._samples, job.batch_size, self._course.schedule.seed
+        samples, size, seed = self._samples, self._samples.batch_size, self._course.schedule.seed
         count = -(-len(samples) // size)
         self._carried = self._carried or Carried(self._trainer.namespaces, **self._trainer.roots, **samples.roots)
         fetch = functools.partial(_first_batch, samples, size, seed)

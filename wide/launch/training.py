@@ -27,7 +27,7 @@ from wide.coordinator.master import Master
 from wide.coordinator.resume import Start
 from wide.coordinator.run import Run
 from wide.dashboard.terminal import Post, watching
-from wide.errors import Interrupted, ParametersMoved, TrainingFailed
+from wide.errors import Interrupted, ParametersMoved, TrainingFailed, UsageError
 from wide.exchange.common import Common
 from wide.exchange.door import Door
 from wide.exchange.feed import Feed
@@ -55,6 +55,7 @@ from wide.node.greeting import pick_device
 from wide.store import checkpoint, wishes
 from wide.store.reading import DATABASE
 from wide.store.rundb import RunDb
+from wide.store.state_dict import unpack
 from wide.store.tensorboard import EventFile
 from wide.store.weights import weights_sha256
 from wide.store.wishes import Wishes
@@ -215,9 +216,12 @@ class Training:
             if self.options.check:
                 resume.check_data(found[1], data, where)
             self._forget_newer(found[0])
+            stream = unpack(found[1].state.get("stream"), found[1].others)
+            if again := samples.go_on_from(schedule, start.position.steps, stream):
+                log.info("%d samples of the stream were read again, to get to where the run was", again)
         window.enter("")
         steps = resume.length(steps, start.position, schedule, where)
-        judge = Judge(self.job, master.descent, start.state.get("judged", ())) if self.job.is_judged else None
+        judge = Judge(self.job, master.descent, start.state.get("judged")) if self.job.is_judged else None
         if start.is_resumed:
             log.info("going on from step %d of %s", start.position.steps, self.dir)
         return Course(
@@ -226,11 +230,15 @@ class Training:
             data=data,
             name=self._name,
             judge=judge,
+            samples=samples,
         ), samples
 
     def _schedule(self, samples: Samples, seed: int) -> Schedule:
         job = self.job
-        kind = (job.batch_size, job.batches_per_step, seed, job.order, job.drop_last, job.evaluate_every)
+        if samples.stream is not None and self._wanted[1] is not None:
+            log.info("reading the data set once, to see how long it is (Job(steps=…) or __len__ would spare that)")
+        samples.measure(self._wanted[1] is not None, samples.batch_size * (job.batches_per_step or 1))
+        kind = (samples.batch_size, job.batches_per_step, seed, samples.order, samples.drop_last, job.evaluate_every)
         schedule = Schedule(len(samples), *kind)
         if schedule.remark:
             log.info("%s", schedule.remark)
@@ -262,15 +270,21 @@ class Training:
                 f"{folder} cannot be written ({error.strerror}): free some room, then try again"
             ) from None
 
-    def _length(self, schedule: Schedule) -> int | None:
-        """How long to train. --steps or --epochs replace what the job says; --seconds is a limit on top of either."""
+    @property
+    def _wanted(self) -> tuple[int | None, float | None]:
+        """Steps and epochs."""
         if self.options.only_plans:
-            return None
+            return None, None
         steps, epochs = self.options.steps, self.options.epochs
         if steps is None and epochs is None:
             steps, epochs = self.job.steps, self.job.epochs
         if steps is None and epochs is None and self.options.seconds is None:
             epochs = 1
+        return steps, epochs
+
+    def _length(self, schedule: Schedule) -> int | None:
+        """How long to train. --steps or --epochs replace what the job says; --seconds is a limit on top of either."""
+        steps, epochs = self._wanted
         limits = [steps] if steps is not None else []
         limits += [schedule.steps_for(epochs)] if epochs is not None else []
         return min(limits) if limits else None
@@ -288,11 +302,16 @@ class Training:
         # Nodes of our own have the very same files, and looking through all modules would copy memory that is shared.
         program = program_of(self._origin.spec) if crew.is_open and self._origin.spec else {}
         options, moved = self.options, tuple(course.master.moves)
+        if samples.stream is not None and options.data == "local":
+            raise UsageError(
+                "--data local: this data set is read by the coordinator alone, and streamed (leave it out)"
+            )
+        data = options.data if samples.stream is None else "stream"
         offer, code = self._offer(course, samples) if crew.is_open else (None, b"")
         door = Door(
             guests=crew.guests,
             seed=seed,
-            data=options.data,
+            data=data,
             compress=options.codecs,
             build=here,
             program=program,
@@ -303,8 +322,8 @@ class Training:
             code=code,
             steps=course.steps,
         )
-        is_streamed = options.data == "stream" or (crew.is_open and options.data == "auto")
-        if options.check and is_streamed and (problem := selfcheck.of_data(samples, self.job.batch_size, seed)):
+        is_streamed = samples.stream is None and (data == "stream" or (crew.is_open and data == "auto"))
+        if options.check and is_streamed and (problem := selfcheck.of_data(samples, samples.batch_size, seed)):
             raise TrainingFailed(problem)
         feed, encoders = Feed(samples, course.schedule, course.steps), Encoders()
         evaluates = self.job.evaluate is not None and not self.options.only_plans
@@ -354,6 +373,7 @@ class Training:
         assert self._run is not None
         record, model = self._run.record, course.master.model
         record.flush(force=True)
+        course.master.descent.rest()
         unbind(model)
         seconds = max(record.seconds, 1e-9)
         tenth = max(1, len(record.losses) // 10)

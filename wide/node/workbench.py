@@ -62,7 +62,7 @@ class Workbench:
         """Raises, if the job does not give the same numbers twice. Without data: as soon as there are batches."""
         self._tried_at = time.monotonic()
         if self._carried is not None and self.samples is not None:
-            digest = self._try(self._first_batch, -(-len(self.samples) // self._job.batch_size), is_reversed)
+            digest = self._try(self._first_batch, -(-len(self.samples) // self.samples.batch_size), is_reversed)
             self._check = self._check or digest  # of the first weights
 
     def keep_an_eye(self) -> None:
@@ -77,7 +77,7 @@ class Workbench:
             return
         if self.samples is not None:
             if self._carried.has_news(compute_s):
-                self._try(self._first_batch, -(-len(self.samples) // self._job.batch_size))
+                self._try(self._first_batch, -(-len(self.samples) // self.samples.batch_size))
         elif batches is not None and not self._has_to_try and (self._to_try or self._carried.has_news(compute_s)):
             self._try_streamed(batches)
 
@@ -106,7 +106,7 @@ class Workbench:
 
     def _first_batch(self, i: int, other: int) -> Any:
         assert self.samples is not None
-        return self.samples.first_batch(i, self._job.batch_size, self._seed, other)
+        return self.samples.first_batch(i, self.samples.batch_size, self._seed, other)
 
     @property
     def why_streamed(self) -> str:
