@@ -19,6 +19,7 @@ from wide.exchange.peer import Arriving, Peer
 from wide.exchange.probe import PROBE_NBYTES
 from wide.telemetry.journey import Journey
 from wide.wire import messages as say
+from wide.wire import words
 from wide.wire.frames import Destinations
 
 SPEED_MEMORY = 0.7
@@ -176,6 +177,6 @@ class Intake:
         traffic.fetch_s += update.fetch_s
         traffic.rss_bytes = update.rss_bytes
         flat.touched = int.from_bytes(update.touched, "little") & self._all_touched
-        flat.weights, flat.logged = update.weights, update.logged
+        flat.weights, flat.logged = update.weights, {words.name(name): said for name, said in update.logged.items()}
         spent = (update.codec, update.received_s, update.decode_s)
         return Whole(update, flat, Journey(update.compute_s, update.codec_s, arriving.since, now, *spent))
