@@ -135,7 +135,70 @@ def make(**changes) -> wide.Job:
     return wide.Job(**(settings | changes))
 
 
+def per_sample(model, batch):
+    """A loss whose counts differ from batch to batch."""
+    x, y = batch
+    counts = y + 1
+    return wide.total((F.cross_entropy(model(x), y, reduction="none") * counts).sum(), counts.sum())
+
+
+class Rivals(nn.Module):
+    """Two that take turns."""
+
+    def __init__(self):
+        super().__init__()
+        self.maker, self.critic = nn.Linear(2, 6), nn.Linear(6, 1)
+
+    def judged(self, x, wish):
+        return F.binary_cross_entropy_with_logits(self.critic(x), torch.full((len(x), 1), wish))
+
+
+RIVALS = (
+    wide.Phase(
+        lambda model, batch: (
+            model.judged(batch[0], 1.0) + model.judged(model.maker(torch.randn(len(batch[0]), 2)).detach(), 0.0)
+        ),
+        lambda model: torch.optim.Adam(model.critic.parameters(), lr=0.01),
+    ),
+    wide.Phase(
+        lambda model, batch: model.judged(model.maker(torch.randn(len(batch[0]), 2)), 1.0),
+        lambda model: torch.optim.Adam(model.maker.parameters(), lr=0.01),
+    ),
+)
+
+
+@torch.no_grad()
+def shrink(model, where):
+    for parameter in model.parameters():
+        parameter.clamp_(-0.3, 0.3)
+
+
+def by_name(model):
+    """Groups by name, and two optimizers."""
+    weights = [p for name, p in model.named_parameters() if name.endswith("weight")]
+    others = [p for name, p in model.named_parameters() if not name.endswith("weight")]
+    return [torch.optim.AdamW(weights, lr=0.01), torch.optim.SGD(others, lr=0.1)]
+
+
 EVERYTHING = {
+    "totals": make(loss=per_sample),
+    "totals, in eight pieces": make(loss=per_sample, batch_size=20, batches_per_step=None),
+    "phases": make(model=Rivals, phases=RIVALS, loss=None, optimizer=None),
+    "two optimizers, given the model": make(
+        optimizer=by_name, scheduler=lambda both: [torch.optim.lr_scheduler.ExponentialLR(one, 0.9) for one in both]
+    ),
+    "a scheduler that goes by epochs": make(
+        scheduler=wide.per_epoch(lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5))
+    ),
+    "weights that are clipped after each step": make(after_step=shrink),
+    "an update in eight pieces": make(batch_size=21, batches_per_step=None),
+    "an update smaller than eight": make(batch_size=3, batches_per_step=None),
+    "batches of its own, another number every epoch": make(
+        order=lambda epoch, generator: [
+            ids.tolist() for ids in torch.randperm(SAMPLES, generator=generator).split(7 + 3 * epoch)
+        ]
+    ),
+    "some samples, some of them twice": make(order=lambda epoch, generator: torch.arange(30) % (20 + epoch)),
     "mlp": make(),
     "one big step": make(batches_per_step=64),
     "one batch a step": make(batches_per_step=1),

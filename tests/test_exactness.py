@@ -12,6 +12,7 @@ from tests.jobs import EVERYTHING
 from wide.codec.batch import pack, unpack
 from wide.coordinator.events import MergeUpdate
 from wide.coordinator.master import Master
+from wide.job.here import Here
 from wide.job.model import build_model
 from wide.job.samples import Samples
 from wide.job.schedule import Schedule
@@ -29,8 +30,9 @@ def in_a_pool(job, steps, nodes, seed, streamed=False):
     torch.set_num_threads(job.threads)
     chance = random.Random(seed)
     samples = Samples(job, job.seed)
-    schedule = Schedule(len(samples), job.batch_size, job.batches_per_step, job.seed)
-    master = Master(job, build_model(job, job.seed), job.seed)
+    schedule = Schedule(len(samples), job.batch_size, job.batches_per_step, job.seed, job.order)
+    here = lambda number: Here(number, schedule.step(number).epoch)  # noqa: E731
+    master = Master(job, build_model(job, job.seed), job.seed, here=here)
     fold = TreeFold(master, schedule)
     trainers = [Trainer(job, job.seed, torch.device("cpu")) for _ in range(nodes)]
     for number in range(steps):
@@ -52,7 +54,7 @@ def in_a_pool(job, steps, nodes, seed, streamed=False):
             flat, _ = trainer.compute(places, batch_at)
             mine = master.spare.take()
             mine.raw.copy_(flat.raw)
-            mine.touched = flat.touched
+            mine.touched, mine.weights, mine.logged = flat.touched, flat.weights, flat.logged
             trainer.release(flat)
             done.append((block, mine))
         chance.shuffle(done)

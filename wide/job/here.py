@@ -61,6 +61,11 @@ def enter(place: Here) -> None:
     _now.here = place
 
 
+def leave() -> None:
+    """And now it is nowhere."""
+    _now.here = _now.logged = None
+
+
 def listen() -> dict[str, float]:
     """What is logged from now on, until this is called again, goes there."""
     _now.logged = {}

@@ -23,7 +23,7 @@ from wide.coordinator.steering import Steering
 from wide.errors import ParametersMoved, TrainingFailed
 from wide.exchange.inspection import NOT_FINITE
 from wide.job.definition import Job
-from wide.job.here import Here
+from wide.job.here import Here, leave
 from wide.job.samples import Samples
 from wide.node.carried import Carried
 from wide.node.evaluator import copied, on_copy
@@ -141,6 +141,7 @@ class Alone:
                 self._decide(events.RunFailed(str(error), error.details))  # what was trained until then is kept
             raise
         finally:
+            leave()
             self.run.record.flush(force=True)
             self.run.record.journal.show(self._picture(self._now()))  # as it was when it ended
             seconds = self.run.record.seconds
