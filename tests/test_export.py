@@ -46,3 +46,16 @@ def test_an_old_file_is_replaced_only_when_asked_to(run, tmp_path):
     (tmp_path / "x.pt").write_text("old")
     assert main(["export", "r", "x.pt", "--force"]) == 0
     assert torch.load(tmp_path / "x.pt", weights_only=True)
+
+
+def test_the_best_weights_can_be_had_instead_of_the_newest(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    values = iter((2.0, 1.0))
+    job = make(evaluate=lambda model: {"acc": next(values)}, evaluate_every=2, best="acc")
+    wide.run(job, nodes=0, steps=4, out="r", log="silent")
+    assert main(["export", "r", "best.pt", "--best"]) == 0
+    two = wide.run(make(), nodes=0, steps=2, out="two", log="silent")
+    for name, value in torch.load("best.pt", weights_only=True).items():
+        assert torch.equal(two.model.state_dict()[name], value)
+    assert main(["export", "two", "other.pt", "--best"]) == 2
+    assert "has no best checkpoint" in capsys.readouterr().err

@@ -120,6 +120,7 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("run", metavar="RUN", help="the run's folder")
     export.add_argument("file", metavar="FILE", nargs="?", help="FILE.safetensors (default: the run's name) or FILE.pt")
     export.add_argument("--force", action="store_true", help="replace a file that exists")
+    export.add_argument("--best", action="store_true", help="the best checkpoint's, not the newest (Job(best=…))")
     export.set_defaults(call=_export)
     looking.add_commands(commands)
     add_commands(commands)
@@ -215,7 +216,7 @@ def _plan(arguments: argparse.Namespace) -> int:
 def _export(arguments: argparse.Namespace) -> int:
     from wide.launch.export import export
 
-    print(export(arguments.run, arguments.file, arguments.force))
+    print(export(arguments.run, arguments.file, arguments.force, arguments.best))
     return 0
 
 

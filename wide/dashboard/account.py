@@ -163,6 +163,8 @@ def _brief(folder: Path, told: list[dict[str, Any]], run: Reading, snapshot: Sna
     query = "SELECT metric, value FROM evaluations ORDER BY rowid DESC LIMIT 16"
     for metric, value in run.rows("evaluations", query):
         found.setdefault(words.line(str(metric)), finite(value))
+    for metric, value in run.rows("logged", "SELECT metric, value FROM logged ORDER BY rowid DESC LIMIT 16"):
+        found.setdefault(words.line(str(metric)), finite(value))
     return Brief(
         folder=folder,
         job=words.line(_job(last, folder)),

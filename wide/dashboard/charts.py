@@ -50,9 +50,9 @@ def losses(run: Reading, first: float | None, last: float | None, points: int) -
 
 
 def evaluations(run: Reading) -> Data:
-    """By name: steps, and what evaluate() said."""
+    """By name: steps, and what evaluate() said, or the loss has logged."""
     found: dict[str, tuple[list[int], list[float | None]]] = {}
-    for step, metric, value in run.rows("evaluations", "SELECT step, metric, value FROM evaluations ORDER BY step"):
+    for step, metric, value in run.metrics():
         steps, values = found.setdefault(words.line(str(metric)), ([], []))
         steps.append(step)
         values.append(value if value is not None and math.isfinite(value) else None)

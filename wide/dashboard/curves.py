@@ -25,7 +25,7 @@ def losses(reading: Reading, name: str, by_time: bool = False) -> Curve:
 
 def metrics_of(reading: Reading) -> dict[str, Curve]:
     found: dict[str, list[tuple[float, float]]] = {}
-    for step, metric, value in reading.rows("evaluations", "SELECT step, metric, value FROM evaluations ORDER BY step"):
+    for step, metric, value in reading.metrics():
         found.setdefault(words.line(str(metric)), []).append((step, math.nan if value is None else value))
     return {name: Curve(name, [x for x, _ in points], [y for _, y in points]) for name, points in found.items()}
 

@@ -1,4 +1,4 @@
-"""`wide export`: a run's newest weights as a file of their own. Knows checkpoints and two file formats."""
+"""`wide export`: a run's newest weights, or its best, as one file. Knows checkpoints and two file formats."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from wide.errors import UsageError
 from wide.launch.load import newest_in
 
 
-def export(run: str, file: str | None, is_forced: bool) -> Path:
+def export(run: str, file: str | None, is_forced: bool, is_best: bool = False) -> Path:
     """Write the weights, by the names of the model's state dict, to `file`: .safetensors, or .pt for torch.load."""
     import torch
     from safetensors.torch import save_file
@@ -20,7 +20,7 @@ def export(run: str, file: str | None, is_forced: bool) -> Path:
         raise UsageError(f"{path}: expected a file that ends in .safetensors or .pt")
     if path.exists() and not is_forced:
         raise UsageError(f"{path} exists already: choose another name, or say --force")
-    newest = newest_in(folder)
+    newest = newest_in(folder, is_best)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         temporary.touch()  # what does not work is said by Python, in its own words

@@ -14,6 +14,7 @@ from wide.store.reading import Reading
 
 STEPS = "SELECT step, epoch, samples, loss, seconds, merged_at FROM steps WHERE step < ? ORDER BY step"
 EVALUATIONS = "SELECT step, metric, value FROM evaluations WHERE step <= ? ORDER BY rowid"
+LOGGED = "SELECT step + 1, metric, value FROM logged WHERE step < ? ORDER BY rowid"
 ALL = 2**62
 
 
@@ -34,8 +35,8 @@ class Picture:
 
 
 def history(folder: Path, steps: int = ALL) -> Any:
-    """One row for each step, counted from 1 as on the screen: step, epoch, samples, loss, seconds, at, and what
-    evaluate() said after it. A DataFrame if pandas is there, else a list of dicts.
+    """One row for each step, counted from 1 as on the screen: step, epoch, samples, loss, seconds, at, what the loss
+    has logged in it, and what evaluate() said after it. A DataFrame if pandas is there, else a list of dicts.
     """
     with Reading(folder) as run:
         rows = {
@@ -49,7 +50,7 @@ def history(folder: Path, steps: int = ALL) -> Any:
             }
             for step, epoch, samples, loss, seconds, at in run.rows("steps", STEPS, steps)
         }
-        for step, metric, value in run.rows("evaluations", EVALUATIONS, steps):
+        for step, metric, value in [*run.rows("logged", LOGGED, steps), *run.rows("evaluations", EVALUATIONS, steps)]:
             if step - 1 in rows:  # after so many steps
                 rows[step - 1][metric] = _number(value)
     table = list(rows.values())

@@ -67,14 +67,21 @@ def load(run: Path | str, job: Job | None = None) -> Run:
     )
 
 
-def newest_in(folder: Path) -> Checkpoint:
-    """What a run has come to, or why there is nothing."""
+def newest_in(folder: Path, is_best: bool = False) -> Checkpoint:
+    """What a run has come to, or its best checkpoint; or why there is nothing."""
     from wide.store import checkpoint
 
     if not (folder / DATABASE).exists():
         raise UsageError(f"{folder}: there is no run in it (no {DATABASE}); give a run's folder, such as runs/…")
     if not checkpoint.is_any(folder / CHECKPOINTS):
         raise TrainingFailed(f"{folder} has no checkpoint yet: its run has only just begun, or never got that far")
+    if is_best:
+        if (path := checkpoint.best(folder / CHECKPOINTS)) is None:
+            raise UsageError(f"{folder} has no best checkpoint: its job names no metric, as in Job(best='accuracy')")
+        try:
+            return checkpoint.read(path)
+        except checkpoint.Broken as error:
+            raise TrainingFailed(f"{path} cannot be used: {error}") from None
     _, newest, problems = checkpoint.newest(folder / CHECKPOINTS)
     for problem in problems:
         log.warning("%s", problem)

@@ -62,6 +62,17 @@ class Reading:
         ((joined_at,),) = self.rows("nodes", "SELECT joined_at FROM nodes ORDER BY rowid LIMIT 1") or [(None,)]
         return joined_at if isinstance(joined_at, float) else None
 
+    def metrics(self, most: int = 2_000) -> list[tuple[int, str, float | None]]:
+        """After which step, name and value: what evaluate() said, and what the loss has logged, of that about so many.
+        A name that both use is evaluate()'s.
+        """
+        said = self.rows("evaluations", "SELECT step, metric, value FROM evaluations ORDER BY step")
+        counted = self.rows("logged", "SELECT count(*), count(DISTINCT metric) FROM logged")
+        ((count, names),) = counted or [(0, 0)]
+        query = """SELECT step + 1, metric, value FROM logged
+            WHERE rowid % ? < ? AND metric NOT IN (SELECT metric FROM evaluations) ORDER BY step"""
+        return said + self.rows("logged", query, max(names, count // most), names)
+
     def rows(self, table: str, query: str, *values: Any) -> list[tuple[Any, ...]]:
         """Of that table, by that query."""
         return [row for many in self.many(table, query, *values) for row in many]
