@@ -56,6 +56,8 @@ class Judge:
         is_best = self._best != "" and self._is_best(_named(self._best, said, "Job(best=…)"))
         if is_last:
             return Verdict(is_best=is_best)
+        if self._stop_when is None:
+            self._evaluations.clear()  # nobody will ask for them
         self._evaluations.append(Evaluation(steps, said))
         if self._descent.metric:
             self._descent.judge(_named(self._descent.metric, said, "wide.on_metric"))

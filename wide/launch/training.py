@@ -207,7 +207,7 @@ class Training:
             moves = self._moves(model, found[1] if found is not None else None)
             steps, allocate = self._length(schedule), self._common.allocate if is_own_process else None
             master = Master(self.job, model, seed, moves, allocate, lambda step: _here(schedule, step, steps))
-        if found is None and (question := master.descent.question(self.job.epochs, schedule.steps_per_epoch)):
+        if found is None and (question := master.descent.question(self._wanted[1], schedule.steps_per_epoch)):
             log.warning("%s", question)
         give_back_free_memory()
         start = Start(is_resumed=self.folder.holds_run)
