@@ -61,6 +61,7 @@ def load(run: Path | str, job: Job | None = None) -> Run:
         weights_sha256=state_sha256(newest.model),
         metrics=dict(evaluations[-1][1]) if evaluations else {},
         nodes=[node.totals for node in told.nodes],
+        set=story.set_of(folder),
         build=build,
         weights=newest.model,
         evaluations=evaluations,
