@@ -164,7 +164,7 @@ class OtherJob(package.Job, frozen=True, kw_only=True):
 
 def filled(function, option="--set", **texts):
     given = {name: Given(value, TEXT if option == "--set" else PYTHON) for name, value in texts.items()}
-    found, values = made(function, given, "job.py", option)
+    found, values = made(function, given, "job.py" if option == "--set" else "")
     return found.seed, values
 
 
@@ -310,9 +310,9 @@ def test_without_values_a_hash_is_what_it_always_was():
 
 
 def test_a_machines_own_copy_has_the_pools_numbers_but_not_its_words():
-    offer = Offer("job", 1, 1, values=["lr:=0.3", 'act:="evil"', "fast:=true", "sizes:=[1]", "width:=5"])
+    offer = Offer("job", 1, 1, values=["lr:=0.3", 'act:="evil"', "sizes:=[1, null]", 'acts:=["evil"]', "width:=5"])
     spec = _own_job(with_set("job.py", ["width=3"]), types.SimpleNamespace(offer=offer))
-    assert {name: one.value for name, one in values_in(spec).items()} == {"width": "3", "lr": 0.3, "fast": True}
+    assert {name: one.value for name, one in values_in(spec).items()} == {"width": "3", "lr": 0.3, "sizes": [1, None]}
 
 
 def test_what_is_no_function_takes_no_values(tmp_path):
@@ -325,6 +325,11 @@ def test_what_is_no_function_takes_no_values(tmp_path):
     assert isinstance(load(with_told(str(path), {"lr": 0.3})), package.Job), (
         "a run that goes on with a file that changed"
     )
+
+
+def test_names_are_read_as_python_reads_them():
+    decomposed = "gro\u0308\u00dfe=3"
+    assert list(values_in(with_set("job.py", [decomposed]))) == ["gr\u00f6\u00dfe"]
 
 
 def test_a_file_may_name_its_function_and_says_which_it_has(tmp_path):
@@ -353,6 +358,7 @@ def test_a_function_is_trained_from_python(tmp_path):
     result = package.run(job, set={"width": 3}, out=tmp_path / "r", **options)
     assert result.set == {"lr": 0.1, "width": 3}
     assert package.load(tmp_path / "r", make()).set == result.set
+    assert package.load(tmp_path / "r", job).model is not None, "by the function, with the run's values"
     again = package.run(job, set={"lr": 0.5}, resume=tmp_path / "r", **(options | {"steps": 3}))
     assert again.set == {"lr": 0.5, "width": 3}, "what is not given is as it was"
     assert package.run(make(), out=tmp_path / "s", **options).set == {}

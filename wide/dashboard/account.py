@@ -190,7 +190,10 @@ def _job(session: Mapping[str, Any], folder: Path) -> str:
 
 def _spec(session: Mapping[str, Any]) -> str:
     job = session.get("job")
-    return str(job.get("module") or job.get("file") or "") if isinstance(job, dict) else ""
+    if not isinstance(job, dict):
+        return ""
+    place, name = job.get("module") or job.get("file") or "", job.get("name", "job")
+    return str(place if name == "job" else f"{place}:{name}")
 
 
 def _options(session: Mapping[str, Any]) -> dict[str, Any]:

@@ -40,7 +40,7 @@ def load(spec: str) -> Job:
         found = getattr(module, place.name, None)
         if is_function(found):
             with _running(place.path, arguments_of(spec)):
-                _made[key] = make(found, values_in(spec), str(path))
+                _made[key] = make(found, values_in(spec), str(path), place.name)
         else:
             _made[key] = _ready(found, spec, module), {}
     return _made[key][0]
@@ -75,9 +75,13 @@ def _key(spec: str) -> tuple[object, ...]:
     return place.path, place.name, parts(spec).values
 
 
-def make(function: Function, given: Mapping[str, Given], where: str, option: str = "--set") -> tuple[Job, Values]:
-    """Call a function that makes a job: the job, and all values that it was made with, defaults included."""
-    filling = Filling(function, where, option)
+def make(function: Function, given: Mapping[str, Given], where: str = "", name: str = "") -> tuple[Job, Values]:
+    """Call a function that makes a job: the job, and all values that it was made with, defaults included. It is in this
+    file, and called so there; or Python has it, and says `set=`.
+    """
+    file, line = line_of(function)
+    place, name = f"{file.name}:{line}", name or name_of(function)
+    filling = Filling(function, where or place, name, "--set" if where else "set=")
     values = filling.fill(given)
     by_place, by_name = filling.split(values)
     try:
@@ -85,11 +89,11 @@ def make(function: Function, given: Mapping[str, Given], where: str, option: str
     except WideError:
         raise
     except (Exception, SystemExit) as error:
-        words = f"{where}: {name_of(function)}({written(values)}) failed: {describe(error)}"
+        words = f"{where or place}: {name}({written(values)}) failed: {describe(error, file)}"
         raise UsageError(words, traceback.format_exc()) from None
     if not isinstance(job, Job):
         kind = "nothing" if job is None else f"a {type(job).__name__}"
-        raise UsageError(f"{line_of(function, where)}: {name_of(function)}() returned {kind}: return wide.Job(…)")
+        raise UsageError(f"{place}: {name}() returned {kind}: return wide.Job(…)")
     return job, {name: plain(value) for name, value in values.items()}
 
 

@@ -6,6 +6,7 @@ process, loads the same job. `file.py:name`, then the module that the file is, t
 from __future__ import annotations
 
 import json
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -64,7 +65,7 @@ def with_set(spec: str, pairs: Sequence[str]) -> str:
     given: dict[str, str] = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")
-        name = name.strip()
+        name = unicodedata.normalize("NFKC", name.strip())  # as Python reads names
         if not equals or not name.isidentifier():
             raise UsageError(f"--set {shown(pair)}: expected NAME=VALUE, such as lr=0.3")
         if name in given:

@@ -30,13 +30,13 @@ def is_function(value: object) -> TypeGuard[Function]:
 
 
 class Filling:
-    """A function's parameters, and the words for what does not fit them. `where` is its file, `option` how values are
-    given: `--set`, or `set=` in Python.
+    """A function's parameters, and the words for what does not fit them. `where` is its file, `name` what it is called
+    there, `option` how values are given: `--set`, or `set=` in Python.
     """
 
-    def __init__(self, function: Function, where: str, option: str = "--set") -> None:
+    def __init__(self, function: Function, where: str, name: str, option: str) -> None:
         self.parameters = _parameters(function)
-        self._name, self._where, self._option = name_of(function), where, option
+        self._name, self._where, self._option = name, where, option
         self._globals = getattr(_innermost(function), "__globals__", {})
 
     def fill(self, given: Mapping[str, Given]) -> Values:
@@ -103,10 +103,10 @@ def name_of(function: Function) -> str:
     return str(getattr(_innermost(function), "__name__", "job"))
 
 
-def line_of(function: Function, where: str) -> str:
-    """`job.py:12`."""
+def line_of(function: Function) -> tuple[Path, int]:
+    """Where it is written."""
     code = getattr(_innermost(function), "__code__", None)
-    return f"{Path(code.co_filename).name}:{code.co_firstlineno}" if code is not None else where
+    return (Path(code.co_filename), code.co_firstlineno) if code is not None else (Path(name_of(function)), 1)
 
 
 def _parameters(function: Function) -> dict[str, inspect.Parameter]:

@@ -7,6 +7,7 @@ import shlex
 import socket
 import time
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import msgspec
 
@@ -112,7 +113,11 @@ def _own_job(job: str, seen: Visit) -> str:
         told = values_of_words(seen.offer.values[:MOST_ARGUMENTS])
     except (ValueError, RecursionError):
         raise ProtocolError("wrong names", "the job's values are not such as can be read") from None
-    return with_told(job, {name: one.value for name, one in told.items() if isinstance(one.value, int | float)})
+    return with_told(job, {name: one.value for name, one in told.items() if _is_numeric(one.value)})
+
+
+def _is_numeric(value: Any) -> bool:
+    return all(map(_is_numeric, value)) if isinstance(value, list) else isinstance(value, int | float | None)
 
 
 def _code(target: Target, seen: Visit, joining: Joining) -> tuple[str, str]:

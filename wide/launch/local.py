@@ -29,7 +29,7 @@ from wide.job.definition import Job
 from wide.job.loading import check_not_importing, load, make, values_of
 from wide.job.place import located
 from wide.job.spec import PYTHON, TOLD, Given, split_spec, title_of
-from wide.job.values import Function, Values, is_function, line_of
+from wide.job.values import Function, Values, is_function
 from wide.launch.folder import remembered_set, remembered_spec
 from wide.launch.processes import CONTEXT, Children, warm_up
 from wide.launch.relay import seen
@@ -92,7 +92,7 @@ def _made(what: object, values: Mapping[str, Any] | None, before: Callable[[], V
         raise UsageError('wide.run(…, set=…): expected names and values, such as {"lr": 0.3}')
     given = {name: Given(value, TOLD) for name, value in before().items()}
     given |= {name: Given(value, PYTHON) for name, value in (values or {}).items()}
-    return make(what, given, line_of(what, "wide.run"), "set=")
+    return make(what, given)
 
 
 def _name_of(job: object) -> str:
