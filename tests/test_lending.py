@@ -11,8 +11,8 @@ import types
 import pytest
 
 from wide.errors import ProtocolError, Refused, UsageError
-from wide.job.loading import arguments_of, split_spec, with_arguments
 from wide.job.program import files_of, program_of
+from wide.job.spec import arguments_of, split_spec, with_arguments
 from wide.launch import guard, memories
 from wide.launch.code import Code, check_consent, code_of, folder_of, offered, put_down
 from wide.launch.guard import BUSY_S, Busy, Guard, Load, Terms, TimeIsUp, until_of

@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any, TypedDict
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
     from pathlib import Path
     from typing import Unpack
 
@@ -96,8 +97,15 @@ class RunOptions(TypedDict, total=False):
     check: bool | None
 
 
-def run(job: Job, **options: Unpack[RunOptions]) -> Result:
-    """Train `job` on this machine and return the result; the options are those of the command `wide run`."""
+def run(
+    job: Job | Callable[..., Job],
+    *,
+    set: Mapping[str, Any] | None = None,  # noqa: A002  (as on the command line)
+    **options: Unpack[RunOptions],
+) -> Result:
+    """Train `job` on this machine and return the result; the options are those of the command `wide run`. A function
+    that makes a job is called with its defaults, and what `set` says: `wide.run(job, set={"lr": 0.3})`.
+    """
     from wide.launch.local import run_job  # what trains is loaded when it is needed, not by `import wide`
 
-    return run_job(job, **options)
+    return run_job(job, set, **options)

@@ -46,6 +46,7 @@ def _add_join(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--job", metavar="FILE", help="your own copy of the job, instead of the code that the pool sends"
     )
+    command.add_argument("--set", metavar="NAME=VALUE", action="append", help="with --job: as `wide run` takes it")
     command.add_argument("--allow-code", metavar="HASH|any", help="run the pool's code if it has this sha256, unasked")
     command.add_argument("--token-file", metavar="FILE", help="with HOST:PORT: the pool's token (or set WIDE_TOKEN)")
     command.add_argument("--name", help="how this machine is called in the pool (default: its host name)")

@@ -18,6 +18,7 @@ from wide.errors import UsageError, WideError
 from wide.telemetry.log import without_invites
 
 DEFAULT_PORT = 9433  # W I D E on a telephone
+SET_HELP = "a value for a job that is a function, `def job(lr=0.1)`: --set lr=0.3; once for each"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -33,8 +34,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         own, jobs = _divided(list(sys.argv[1:] if argv is None else argv))
         arguments = _parser().parse_args(own)
-        if jobs:
-            _give(arguments, jobs)
+        _give(arguments, jobs, getattr(arguments, "set", None) or [])
         code: int = arguments.call(arguments)
         return code
     except WideError as error:
@@ -66,13 +66,17 @@ def _with_place(words: list[str]) -> list[str]:
     ]
 
 
-def _give(arguments: argparse.Namespace, words: list[str]) -> None:
-    from wide.job.loading import with_arguments
+def _give(arguments: argparse.Namespace, words: list[str], pairs: list[str]) -> None:
+    """What the job is told becomes part of its spec."""
+    if not words and not pairs:
+        return
+    from wide.job.spec import with_arguments, with_set
 
     name = {_run: "job", _serve: "job", _plan: "target", join: "job"}.get(arguments.call)
     if name is None or getattr(arguments, name) is None:
-        raise UsageError("what stands behind -- is for a job: run, serve, plan and join --job have one")
-    setattr(arguments, name, with_arguments(getattr(arguments, name), words))
+        what = "what stands behind --" if words else "--set"
+        raise UsageError(f"{what} is for a job: run, serve, plan and join --job have one")
+    setattr(arguments, name, with_set(with_arguments(getattr(arguments, name), words), pairs))
 
 
 def _mend_streams() -> None:
@@ -101,7 +105,9 @@ def _parser() -> argparse.ArgumentParser:
         "--insecure", action="store_true", default=None, help="let other machines in unencrypted, too, with the token"
     )
     for command, call in ((run, _run), (serve, _serve)):
-        command.add_argument("job", metavar="JOB", help="file.py or file.py:name; behind --: its own arguments")
+        command.add_argument(
+            "job", metavar="JOB", help="file.py, file.py:name or package.module; behind --: its own arguments"
+        )
         command.add_argument("--json", action="store_true", help="print the result as one JSON object on stdout")
         _shared(command)
         command.set_defaults(call=call)
@@ -109,6 +115,7 @@ def _parser() -> argparse.ArgumentParser:
     plan = commands.add_parser("plan", help="measure, then say which strategy and codec a pool should use")
     plan.add_argument("target", metavar="JOB|INVITE", help="a job, for this machine's nodes; or a running pool")
     plan.add_argument("--nodes", metavar="N", help="node processes (default: one per core)")
+    plan.add_argument("--set", metavar="NAME=VALUE", action="append", help=SET_HELP)
     plan.add_argument("--compress", metavar="CODEC", help="what may be used: lossless, auto (default), or one codec")
     plan.add_argument("--data", metavar="local|stream|auto", help="nodes build the data set, or are sent batches")
     plan.add_argument("--device", metavar="auto|cpu|cuda:0|mps", help="where nodes compute (default: auto)")
@@ -133,6 +140,7 @@ def _shared(command: argparse.ArgumentParser) -> None:
         metavar="sync|async|local|auto",
         help="sync (default: exact), async (nobody waits), local (seldom talks), auto (measures, then picks)",
     )
+    command.add_argument("--set", metavar="NAME=VALUE", action="append", help=SET_HELP)
     command.add_argument("--steps", metavar="N", help="updates to make")
     command.add_argument("--epochs", metavar="X", help="passes over the data")
     command.add_argument("--seconds", metavar="S", help="stop after this time")
@@ -204,6 +212,8 @@ def _plan(arguments: argparse.Namespace) -> int:
     from wide.launch.plan import ask_pool, is_pool, plan_job
 
     if is_pool(arguments.target):
+        if arguments.set:
+            raise UsageError("--set is for a job: a pool that is running has its values")
         plan = ask_pool(arguments.target, arguments.token_file, options.socket)
     else:
         plan = plan_job(arguments.target, options)

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from wide.job.spec import title_of, written
 from wide.store.lock import is_held
 from wide.store.reading import Reading
 from wide.store.sessions import sessions
@@ -42,6 +43,7 @@ class Brief:
     seconds: float = 0.0
     why: str = ""  # the last words
     spec: str = ""  # where its job is
+    set: str = ""  # the values of a job that is a function
 
 
 @dataclass(frozen=True)
@@ -177,19 +179,23 @@ def _brief(folder: Path, told: list[dict[str, Any]], run: Reading, snapshot: Sna
         seconds=snapshot.elapsed_s if snapshot is not None else _span(last),
         why=words.line(str(last.get("why") or "")),
         spec=words.line(_spec(last)),
+        set=words.line(written(last["set"])) if isinstance(last.get("set"), dict) else "",
     )
 
 
 def _job(session: Mapping[str, Any], folder: Path) -> str:
     job = session.get("job")
     if isinstance(job, dict) and isinstance(job.get("file"), str):
-        return Path(job["file"]).stem
+        return title_of(Path(job["file"]))
     return folder.resolve().name.split("-", 2)[-1]
 
 
 def _spec(session: Mapping[str, Any]) -> str:
     job = session.get("job")
-    return str(job.get("file") or "") if isinstance(job, dict) else ""
+    if not isinstance(job, dict):
+        return ""
+    place, name = job.get("module") or job.get("file") or "", job.get("name", "job")
+    return str(place if name == "job" else f"{place}:{name}")
 
 
 def _options(session: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from wide.dashboard.account import DIED, Brief, account, brief, moment
 from wide.dashboard.progress import duration, number
 from wide.dashboard.tables import as_text, figures, node_rows
 from wide.errors import UsageError
+from wide.job.spec import written
 from wide.store.reading import DATABASE
 from wide.store.sessions import plain
 from wide.wire.words import line
@@ -46,11 +47,12 @@ def listed(folder: Path, is_all: bool = False, width: int | None = None) -> str:
         try:
             rows.append(_row(brief(path)))
         except UsageError:
-            rows.append([path.name, "", "", "cannot be read", "", "", "", "", ""])
-    head = ["run", "job", "strategy", "state", "steps", "loss", "metrics", "begun", "took"]
-    for name in ("job", "begun", "metrics", "took", "strategy"):
-        if width is not None and max(map(len, as_text(head, rows).splitlines())) > width:
-            place = head.index(name)
+            rows.append([path.name, "", "", "", "cannot be read", "", "", "", "", ""])
+    head = ["run", "job", "set", "strategy", "state", "steps", "loss", "metrics", "begun", "took"]
+    for name in ("set", "job", "begun", "metrics", "took", "strategy"):
+        place = head.index(name)
+        is_empty = name == "set" and not any(row[place] for row in rows)
+        if is_empty or (width is not None and max(map(len, as_text(head, rows).splitlines())) > width):
             head, rows = [*head[:place], *head[place + 1 :]], [[*row[:place], *row[place + 1 :]] for row in rows]
     more = f"\n… and {len(paths) - len(shown):,} older ones (--all)" if len(paths) > len(shown) else ""
     return as_text(head, rows) + more
@@ -82,8 +84,10 @@ def told(folder: Path) -> str:
 
 
 def given(session: Mapping[str, Any]) -> dict[str, str]:
-    """What a run was begun with: options that are not as usual, versions, machine."""
+    """What a run was begun with: its job's values, options that are not as usual, versions, machine."""
     found = {}
+    if isinstance(values := session.get("set"), dict) and values:
+        found["set"] = line(written(values))
     for name in ("options", "versions", "machine"):
         if isinstance(values := session.get(name), dict):
             usual = DEFAULTS if name == "options" else {}
@@ -111,4 +115,5 @@ def _row(run: Brief) -> list[str]:
     metrics = ", ".join(f"{name} {number(value)}" for name, value in run.metrics.items())
     took = duration(run.seconds)
     loss = number(run.loss) if run.steps else "–"
-    return [run.folder.name, run.job, run.strategy, run.state, f"{run.steps:,}", loss, metrics[:40], when, took]
+    about = [run.folder.name, run.job, run.set[:40], run.strategy, run.state]
+    return [*about, f"{run.steps:,}", loss, metrics[:40], when, took]

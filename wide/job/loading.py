@@ -1,12 +1,11 @@
-"""From `file.py` or `file.py:name` to a Job. Runs the user's file as Python would; knows nothing of pools.
-
-A job's own arguments (`wide run file.py -- --lr 0.3`) are part of its spec, so that whoever is told the spec, in
-whatever process, loads the same job.
+"""From a spec (`file.py`, `file.py:name`, and what the job is told) to a Job. Runs the user's file as Python would, and
+the function in it that makes the job, if it is one; knows nothing of pools.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 import os
 import stat
@@ -14,59 +13,88 @@ import sys
 import sysconfig
 import threading
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from wide.errors import TrainingFailed, UsageError, WideError
 from wide.job.definition import Job
+from wide.job.kinds import plain
+from wide.job.place import Place, located, place_of
+from wide.job.spec import TEXT, Given, arguments_of, parts, split_spec, values_in, written
+from wide.job.values import Filling, Function, Values, is_function, line_of, name_of
 
-SEPARATOR = "\x1f"  # between a spec and a job's arguments; no file's name has it
 GUARD = 'if __name__ == "__main__":'
 _importing: list[Path] = []  # files that are being imported right now
 _loaded: dict[Path, object] = {}  # so that a process forked from a warm parent need not run the file again
+_made: dict[tuple[object, ...], tuple[Job, Values]] = {}  # nor the function
 _runs_again: set[str] = set()  # unless it must: these modules it brought along
 _ran_in = 0  # the process in which that was so last
 
 
-def with_arguments(spec: str, arguments: Sequence[str]) -> str:
-    """The spec of the job that this file makes of these words."""
-    if any(SEPARATOR in word or "\0" in word for word in arguments):
-        raise UsageError("a job's arguments are printable text")
-    return SEPARATOR.join((spec, *arguments))
-
-
-def arguments_of(spec: str) -> list[str]:
-    return spec.split(SEPARATOR)[1:]
-
-
-def split_spec(spec: str) -> tuple[Path, str]:
-    """`path/file.py:name` in its two parts; the name is `job` unless given."""
-    spec = spec.partition(SEPARATOR)[0]
-    path, colon, name = spec.rpartition(":")
-    if colon and name.isidentifier():
-        return Path(path), name
-    return Path(spec), "job"
-
-
-def find(spec: str) -> tuple[Path, str]:
-    """The same, for a file that must be there."""
-    path, name = split_spec(spec)
-    if not path.is_file():
-        where = "" if path.is_absolute() else f" (looked for in {Path.cwd()})"
-        raise UsageError(f"{path}: no such file{where}; give the Python file that holds your wide.Job")
-    return path, name
-
-
 def load(spec: str) -> Job:
     """Import the job's file and return the Job it names, or say in one line why that cannot be done."""
-    path, name = find(spec)
-    module = _module(path.resolve(), arguments_of(spec))
-    job = getattr(module, name, None)
+    spec = located(spec)
+    path, place = split_spec(spec)[0], place_of(spec)
+    module = _module(place, arguments_of(spec))
+    if (key := _key(spec)) not in _made:
+        found = getattr(module, place.name, None)
+        if is_function(found):
+            with _running(place.path, arguments_of(spec)):
+                _made[key] = make(found, values_in(spec), str(path), place.name)
+        else:
+            _made[key] = _ready(found, spec, module), {}
+    return _made[key][0]
+
+
+def _ready(job: object, spec: str, module: object) -> Job:
+    """A job that is there already; or what is there instead."""
+    path, name = split_spec(spec)
     if not isinstance(job, Job):
-        others = [key for key, value in vars(module).items() if isinstance(value, Job)]
+        others = [key for key, value in vars(module).items() if isinstance(value, Job) or _makes_job(value, module)]
         hint = f"; it has {', '.join(others)}: say {path}:{others[0]}" if others else f"; write `{name} = wide.Job(…)`"
         raise UsageError(f"{path}: there is no wide.Job called {name!r} in it{hint}")
+    if typed := {key: one.value for key, one in values_in(spec).items() if one.how == TEXT}:
+        write = f"write `def {name}({next(iter(typed))}=…): return wide.Job(…)`"
+        raise UsageError(f"--set {written(typed)}: {name} in {path} is a wide.Job, not a function: {write}")
     return job
+
+
+def _makes_job(value: object, module: object) -> bool:
+    """A function of that module's own which says so."""
+    is_own = is_function(value) and getattr(value, "__module__", None) == getattr(module, "__name__", "")
+    return is_own and getattr(value, "__annotations__", {}).get("return") in (Job, "Job", "wide.Job")
+
+
+def values_of(spec: str) -> Values:
+    """What the function of a job that was loaded was called with, defaults included, as JSON has it."""
+    return dict(_made.get(_key(spec), (None, {}))[1])
+
+
+def _key(spec: str) -> tuple[object, ...]:
+    place = place_of(spec)
+    return place.path, place.name, parts(spec).values
+
+
+def make(function: Function, given: Mapping[str, Given], where: str = "", name: str = "") -> tuple[Job, Values]:
+    """Call a function that makes a job: the job, and all values that it was made with, defaults included. It is in this
+    file, and called so there; or Python has it, and says `set=`.
+    """
+    file, line = line_of(function)
+    place, name = f"{file.name}:{line}", name or name_of(function)
+    filling = Filling(function, where or place, name, "--set" if where else "set=")
+    values = filling.fill(given)
+    by_place, by_name = filling.split(values)
+    try:
+        job = function(*by_place, **by_name)
+    except WideError:
+        raise
+    except (Exception, SystemExit) as error:
+        words = f"{where or place}: {name}({written(values)}) failed: {describe(error, file)}"
+        raise UsageError(words, traceback.format_exc()) from None
+    if not isinstance(job, Job):
+        kind = "nothing" if job is None else f"a {type(job).__name__}"
+        raise UsageError(f"{place}: {name}() returned {kind}: return wide.Job(…)")
+    return job, {name: plain(value) for name, value in values.items()}
 
 
 def load_ahead(spec: str) -> None:
@@ -102,27 +130,19 @@ def _forget() -> None:
     for name in _runs_again:
         sys.modules.pop(name, None)
     _loaded.clear()
+    _made.clear()
     _ran_in = os.getpid()
 
 
-def _module(path: Path, words: list[str]) -> object:
+def _module(place: Place, words: list[str]) -> object:
     if _runs_again and _ran_in != os.getpid():
         _forget()
+    path = place.path
     if path in _loaded:
         return _loaded[path]
-    spec = importlib.util.spec_from_file_location(f"wide_job_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise UsageError(f"{path}: not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # data sets that pickle their items, and dataclasses, look themselves up here
-    sys.path.insert(0, str(path.parent))  # its neighbours can be imported, as with `python file.py`
-    arguments, sys.argv = sys.argv, [str(path), *words]  # the command's own are not for it
-    from wide.job.seeding import seed_everything  # needs torch, as every job does
-
-    seed_everything(0)  # what the file draws while it is imported is the same on every machine
-    _importing.append(path)
     try:
-        spec.loader.exec_module(module)
+        with _running(path, words):
+            module = _loaded[path] = _from_package(place) if place.module else _from_file(path)
     except UsageError:
         raise
     except SystemExit as stop:
@@ -132,10 +152,45 @@ def _module(path: Path, words: list[str]) -> object:
         ) from None
     except Exception as error:
         raise UsageError(f"{path}: importing it failed: {describe(error, path)}", traceback.format_exc()) from None
+    return module
+
+
+@contextlib.contextmanager
+def _running(path: Path, words: list[str]) -> Iterator[None]:
+    """The user's own code, which is told what its command line would tell it, and draws the same on every machine."""
+    from wide.job.seeding import seed_everything  # needs torch, as every job does
+
+    arguments, sys.argv = sys.argv, [str(path), *words]  # the command's own are not for it
+    seed_everything(0)
+    _importing.append(path)
+    try:
+        yield
     finally:
         sys.argv = arguments
         _importing.pop()
-    _loaded[path] = module
+
+
+def _from_file(path: Path) -> object:
+    """As `python file.py` runs it."""
+    spec = importlib.util.spec_from_file_location(f"wide_job_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{path}: not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # data sets that pickle their items, and dataclasses, look themselves up here
+    sys.path.insert(0, str(path.parent))  # its neighbours can be imported
+    spec.loader.exec_module(module)
+    return module
+
+
+def _from_package(place: Place) -> object:
+    """As `python -m package.module` runs it; and its neighbours can still be imported by their bare names."""
+    sys.path.insert(0, str(place.root))
+    sys.path.append(str(place.path.parent))
+    importlib.invalidate_caches()  # it may have been written a moment ago
+    module = importlib.import_module(place.module)
+    file = getattr(module, "__file__", None)
+    if file is None or Path(file).resolve() != place.path:
+        raise UsageError(f"{place.path}: Python has another module called {place.module} ({file}): rename the package")
     return module
 
 

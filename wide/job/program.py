@@ -1,79 +1,96 @@
-"""Is it the same program on every machine? Which files it is made of: the job's own, and the modules beside it that it
-imports. A fingerprint of each, line by line, so that a difference can be named. Knows files; what a line means is
-Python's business.
+"""Is it the same program on every machine? Which files it is made of: the job's own, and the modules that it imports
+from its folder, or from the one that holds its package. A fingerprint of each, line by line, and of what the job is
+told, so that a difference can be named. Knows files; what a line means is Python's business.
 """
 
 from __future__ import annotations
 
 import ast
 import contextlib
+import json
 import sys
 import sysconfig
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from wide.job.loading import arguments_of, split_spec
+from wide.job.loading import values_of
+from wide.job.place import Place, place_of
+from wide.job.spec import arguments_of
 
 INSTALLED = {"site-packages", "dist-packages"}
 PYTHONS = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}  # it may lie in the job's folder
 OURS = Path(__file__).parents[1]  # which every machine has, installed
 MAIN = ""  # the job's own file, whatever it is called
-ARGUMENTS = "--"
+ARGUMENTS, SET = "--", "--set "  # the job's own, and each of its function's values
 MOST_LINES = 20_000
 
 Program = dict[str, list[int]]  # by file, a checksum of each line
 
 
 def program_of(spec: str | Path) -> Program:
-    """Call it after the job was loaded, when what it imports is known. The job's arguments are part of it."""
-    path, words = split_spec(str(spec))[0], arguments_of(str(spec))
-    main = path.resolve().name
-    files = {MAIN if name == main else name: _lines(file) for name, file in files_of(path).items()}
-    return files | {ARGUMENTS: [zlib.crc32(word.encode()) for word in words]}
+    """Call it after the job was loaded, when what it imports is known. What the job is told is part of it."""
+    spec = str(spec)
+    main = place_of(spec).file
+    files = {MAIN if name == main else name: _lines(file) for name, file in files_of(spec).items()}
+    told = {f"{SET}{name}": [_sum(json.dumps(value))] for name, value in values_of(spec).items()}
+    return files | told | {ARGUMENTS: [_sum(word) for word in arguments_of(spec)]}
 
 
-def files_of(path: Path) -> dict[str, Path]:
+def files_of(spec: str | Path) -> dict[str, Path]:
     """The job's file and the modules in its folder that it imports, by their names there; nothing from outside it."""
-    path = path.resolve()
-    found, unread = {path.name: path}, [path]
+    place = place_of(str(spec))
+    own = _own_folder(place)
+    found, unread = {place.file: place.path}, [place.path]
+    _add_packages(place.path, own, place.root, found, unread)
     for module in list(sys.modules.values()):
-        _add(Path(getattr(module, "__file__", None) or ""), path.parent, found, unread)
+        _add(Path(getattr(module, "__file__", None) or ""), own, place.root, found, unread)
     while unread:
-        for name in _imports(unread.pop(), path.parent):
-            base = path.parent.joinpath(*name.split("."))
-            for file in (base.with_suffix(".py"), base / "__init__.py"):
-                if file.is_file():
-                    _add(file, path.parent, found, unread)
+        for name in _imports(unread.pop(), place.root):
+            for folder in dict.fromkeys((place.root, place.path.parent)):
+                base = folder.joinpath(*name.split("."))
+                for file in (base.with_suffix(".py"), base / "__init__.py"):
+                    if file.is_file():
+                        _add(file, own, place.root, found, unread)
     return found
 
 
-def _add(file: Path, folder: Path, found: dict[str, Path], unread: list[Path]) -> None:
+def _own_folder(place: Place) -> Path:
+    """Beside a package that is installed lies what others have written."""
+    is_installed = not INSTALLED.isdisjoint(place.root.parts)
+    return place.root / (place.module.partition(".")[0] or place.path.name) if is_installed else place.root
+
+
+def _add(file: Path, own: Path, root: Path, found: dict[str, Path], unread: list[Path]) -> None:
     """If it is the user's own, and new; and the packages that it is in."""
-    if file.suffix != ".py" or INSTALLED.intersection(file.parts) or OURS in file.parents:
+    if file.suffix != ".py" or OURS in file.parents:
         return
-    if any(path in file.parents for path in PYTHONS):
+    if any(path in file.parents and path not in own.parents for path in PYTHONS):
         return
     with contextlib.suppress(OSError):
         file = file.resolve(strict=True) if file.is_absolute() else Path()  # a link may lead elsewhere
-    if folder not in file.parents:
+    if own not in file.parents or not INSTALLED.isdisjoint(file.relative_to(own).parts):
         return
-    name = file.relative_to(folder).as_posix()
+    name = file.relative_to(root).as_posix()
     if name in found or any(part.startswith(".") for part in Path(name).parts):
         return
     found[name] = file
     unread.append(file)
-    if file.parent != folder and (package := file.parent / "__init__.py").is_file():
-        _add(package, folder, found, unread)
+    _add_packages(file, own, root, found, unread)
 
 
-def _imports(file: Path, folder: Path) -> Iterator[str]:
+def _add_packages(file: Path, own: Path, root: Path, found: dict[str, Path], unread: list[Path]) -> None:
+    if file.parent != root and (package := file.parent / "__init__.py").is_file():
+        _add(package, own, root, found, unread)
+
+
+def _imports(file: Path, root: Path) -> Iterator[str]:
     """What is imported anywhere in that file, also within functions: perhaps it is a module in the folder."""
     try:
         tree = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError):
         return
-    package = file.parent.relative_to(folder).parts
+    package = file.parent.relative_to(root).parts
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (name.name for name in node.names)
@@ -93,6 +110,8 @@ def difference(theirs: Program, ours: Program) -> str:
             continue
         if name == ARGUMENTS:
             return "your job's arguments, behind --, are not the pool's"
+        if name.startswith(SET):
+            return f"your job's {name.removeprefix(SET)} is not the pool's: give the same value with --set"
         what = name or "your job's file"
         pairs = zip(lines, theirs[name], strict=False)
         first = next((i for i, (mine, other) in enumerate(pairs, 1) if mine != other), None)
@@ -108,4 +127,8 @@ def _lines(path: Path) -> list[int]:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return []
-    return [zlib.crc32(line.rstrip().encode()) for line in text.rstrip().splitlines()[:MOST_LINES]]
+    return [_sum(line.rstrip()) for line in text.rstrip().splitlines()[:MOST_LINES]]
+
+
+def _sum(text: str) -> int:
+    return zlib.crc32(text.encode())

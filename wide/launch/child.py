@@ -13,7 +13,7 @@ import threading
 import time
 from multiprocessing.connection import Connection as Pipe
 from multiprocessing.connection import wait
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 import torch
@@ -21,7 +21,7 @@ import torch
 from wide.config import Options, usable_cores
 from wide.errors import NotYet, UsageError, WideError
 from wide.job.definition import Job
-from wide.job.loading import load
+from wide.job.loading import load, values_of
 from wide.job.settings import use_settings
 from wide.launch.crew import Crew, LocalNodes, Member
 from wide.launch.relay import Relay
@@ -70,8 +70,8 @@ def coordinate(
     try:
         post = relay.post if relay is not None and screen is not None else None
         variable = "job" if spec or name == NOTEBOOK else name
-        origin = Origin(command, spec, isinstance(job, bytes), end, post, variable)
-        loaded = _job(job)
+        loaded, values = _loaded(job)
+        origin = Origin(command, spec, isinstance(job, bytes), end, post, variable, values)
         with contextlib.suppress(OSError):  # killed meanwhile: this process is about to notice, too
             parent.send_bytes(msgspec.json.encode(("loaded",)))
         answer: tuple[object, ...] = ("result", _train(loaded, job, name, options, origin, relay))
@@ -132,17 +132,22 @@ def _evaluate(endpoint: Endpoint, identity: Identity, job: Job) -> None:
 
 
 def _job(job: str | bytes) -> Job:
+    return _loaded(job)[0]
+
+
+def _loaded(job: str | bytes) -> tuple[Job, dict[str, Any]]:
+    """And the values that it was made with."""
     if isinstance(job, str):
-        return load(job)
+        return load(job), values_of(job)
     import cloudpickle  # from a parent to its own child: the only place where this is allowed
 
     try:
-        wanted, loaded = cloudpickle.loads(job)
+        wanted, loaded, values = cloudpickle.loads(job)
     except Exception as error:
         raise UsageError(f"the job could not be sent here ({error}): put it into a file of its own") from None
     if wanted:
         use_settings(wanted)
-    ready: Job = loaded
+    ready: tuple[Job, dict[str, Any]] = loaded, values
     return ready
 
 

@@ -12,15 +12,17 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import msgspec
 
 from wide.errors import ProtocolError, Refused, UsageError
-from wide.job.loading import arguments_of, split_spec, with_arguments
+from wide.job.place import module_at, place_of
 from wide.job.program import files_of
+from wide.job.spec import Spec, arguments_of, split_spec, told_words, values_of_words, written
 from wide.launch.places import cache_folder, private
 from wide.telemetry.log import log
 from wide.wire.messages import Offer
@@ -33,24 +35,28 @@ NAME = re.compile(r"[^\x00-\x1f\x7f\\:*?\"<>|/]{1,120}")
 
 @dataclass(frozen=True)
 class Code:
-    """Files by their names in the job's folder, in order; `main` is `file.py:name`."""
+    """Files by their names in the job's folder, in order; `main` is `file.py:name`, and `values` are those that its
+    function is called with.
+    """
 
     files: tuple[tuple[str, bytes], ...]
     main: str
     arguments: tuple[str, ...] = ()
+    values: tuple[str, ...] = ()
 
     @property
     def digest(self) -> str:
-        """Over names, contents, which of them is the job, and its arguments: each with its length."""
+        """Over names, contents, which of them is the job, and what it is told: each with its length."""
         files = [(name, hashlib.sha256(data).digest()) for name, data in self.files]
-        return hashlib.sha256(msgspec.msgpack.encode((self.main, self.arguments, files))).hexdigest()
+        values = (self.values,) if self.values else ()
+        return hashlib.sha256(msgspec.msgpack.encode((self.main, self.arguments, files, *values))).hexdigest()
 
     @property
     def offer(self) -> tuple[Offer, memoryview]:
         """As it is sent, but for what is said about the job."""
         listed = [(name, len(data)) for name, data in self.files]
         payload = memoryview(b"".join(data for _, data in self.files))
-        return Offer("", 0, 0, listed, self.main, list(self.arguments)), payload
+        return Offer("", 0, 0, listed, self.main, list(self.arguments), values=list(self.values)), payload
 
     @property
     def words(self) -> str:
@@ -59,15 +65,17 @@ class Code:
         shown = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if names[6:] else "")
         size = sum(len(data) for _, data in self.files)
         count = f"{len(names)} file{'s' * (len(names) != 1)}"
-        words = f", with the arguments {' '.join(map(repr, self.arguments))}" if self.arguments else ""
+        values = {name: given.value for name, given in values_of_words(self.values).items()}
+        words = f", with {written(values)}" if values else ""
+        words += f", with the arguments {' '.join(map(repr, self.arguments))}" if self.arguments else ""
         return f"{shown} ({count}, {max(1, round(size / 1000))} KB, sha256 {self.digest[:SHOWN]}){words}"
 
 
-def code_of(spec: str) -> Code | None:
-    """What would be sent of a job that was loaded; None, if it is too large to be only code."""
-    path, name = split_spec(spec)
+def code_of(spec: str, values: Mapping[str, Any] | None = None) -> Code | None:
+    """What would be sent of a job that was loaded, made with these values; None, if it is too large to be only code."""
+    place = place_of(spec)
     try:
-        files = sorted((name, file.read_bytes()) for name, file in files_of(path).items())
+        files = sorted((name, file.read_bytes()) for name, file in files_of(spec).items())
     except OSError as error:
         log.warning("the job's code is not sent to nodes: %s", error)
         return None
@@ -77,7 +85,8 @@ def code_of(spec: str) -> Code | None:
             "the job's code is not sent to nodes: %d files, %d MB; they need --job FILE", len(files), size >> 20
         )
         return None
-    code = Code(tuple(files), f"{path.resolve().name}:{name}", tuple(arguments_of(spec)))
+    main = f"{place.file}:{place.name}"
+    code = Code(tuple(files), main, tuple(arguments_of(spec)), told_words(values or {}))
     try:
         return offered(*code.offer)
     except ProtocolError as error:
@@ -99,11 +108,16 @@ def offered(offer: Offer, payload: memoryview) -> Code:
     if start != len(payload) or len(files) > MOST_FILES or len(names) != len(files):
         raise ProtocolError("wrong payload", "the pool's code is not what it says")
     main = split_spec(offer.main)[0].as_posix()
-    if main not in {name for name, _ in files} or "/" in main:
+    if main not in {name for name, _ in files}:
         raise ProtocolError("wrong names", "the pool's code does not hold its job")
-    if not "".join((offer.main, *offer.arguments)).isprintable() or len(offer.arguments) > MOST_ARGUMENTS:
+    told = (*offer.arguments, *offer.values)
+    if not "".join((offer.main, *told)).isprintable() or len(told) > MOST_ARGUMENTS:
         raise ProtocolError("wrong names", "the job's arguments are not such as can be shown")
-    return Code(tuple(files), offer.main, tuple(offer.arguments))
+    try:
+        values_of_words(offer.values)
+    except (ValueError, RecursionError):
+        raise ProtocolError("wrong names", "the job's values are not such as can be read") from None
+    return Code(tuple(files), offer.main, tuple(offer.arguments), tuple(offer.values))
 
 
 def check_consent(code: Code, allowed: str | None, remembered: Sequence[str]) -> None:
@@ -148,7 +162,9 @@ def put_down(code: Code) -> str:
             f"{folder} cannot be written ({error.strerror}): "
             "set XDG_CACHE_HOME to a folder that can, or give --job FILE"
         ) from None
-    return with_arguments(str(folder / code.main), code.arguments)
+    path = PurePosixPath(split_spec(code.main)[0].as_posix())
+    module = module_at(Path(path), len(path.parts) - 1)
+    return str(Spec(str(folder / code.main), module, code.values, code.arguments))
 
 
 def _holds(folder: Path, code: Code) -> bool:

@@ -6,10 +6,11 @@ import os
 import re
 import time
 from pathlib import Path
+from typing import Any
 
 from wide.config import Options
 from wide.errors import UsageError
-from wide.job.loading import arguments_of, split_spec, with_arguments
+from wide.job.spec import arguments_of, split_spec, title_of, with_arguments, with_told
 from wide.launch import story
 from wide.store.lock import FolderLock
 from wide.store.reading import DATABASE
@@ -61,13 +62,26 @@ def found_run(spec: str, options: Options) -> Path | None:
     if options.resume is None:
         return None
     path, _ = split_spec(spec)
-    return _find(options.out, options.resume, path.stem, path)
+    return _find(options.out, options.resume, title_of(path), path)
 
 
 def remembered_spec(spec: str, options: Options) -> str:
-    """A job that is resumed has the arguments that it had, unless others are given."""
-    folder = found_run(spec, options) if not arguments_of(spec) else None
-    return with_arguments(spec, arguments_of(story.spec_of(folder))) if folder is not None else spec
+    """A job that is resumed has the arguments that it had, unless others are given, and of its values those that are
+    not given.
+    """
+    folder = found_run(spec, options)
+    if folder is None:
+        return spec
+    words = arguments_of(spec) or arguments_of(story.spec_of(folder))
+    return with_told(with_arguments(spec, words), story.set_of(folder))
+
+
+def remembered_set(name: str, script: str | None, options: Options) -> dict[str, Any]:
+    """The same for a function that a script, or a notebook, trains."""
+    if options.resume is None:
+        return {}
+    folder = _find(options.out, options.resume, name, Path(script) if script else None)
+    return story.set_of(folder) if folder is not None else {}
 
 
 def _made_with_out(job: Path) -> list[Path]:

@@ -6,15 +6,17 @@ import os
 import shlex
 import socket
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import msgspec
 
 from wide.config import Sockets, usable_cores
-from wide.errors import OtherProgram, Refused, UsageError
-from wide.job.loading import arguments_of, find
+from wide.errors import OtherProgram, ProtocolError, Refused, UsageError
+from wide.job.place import located
+from wide.job.spec import arguments_of, values_of_words, with_told
 from wide.launch import memories
-from wide.launch.code import check_consent, offered, put_down
+from wide.launch.code import MOST_ARGUMENTS, check_consent, offered, put_down
 from wide.launch.guard import Terms
 from wide.launch.lending import Lent, lend
 from wide.launch.signals import on_signals, say_and_end
@@ -50,7 +52,7 @@ def join(joining: Joining) -> int:
     """Returns the exit code the coordinator asked for."""
     on_signals(lambda number, frame: say_and_end(number, "left before it had joined"))
     if joining.job is not None:
-        find(joining.job)
+        joining = replace(joining, job=located(joining.job))
     target = target_of(joining.target, joining.token_file, joining.sockets, joining.is_insecure)
     forget_token()
     os.environ.pop(VARIABLE, None)
@@ -100,12 +102,22 @@ def _quoted(offer: Offer) -> str:
 
 
 def _own_job(job: str, seen: Visit) -> str:
-    """The pool does not choose what this machine's own file is told."""
+    """The pool does not choose what this machine's own file is told: no words, that is. Numbers are the pool's, but for
+    those that its owner gives; should anything differ then, it is refused with its name.
+    """
     theirs = seen.offer.arguments
     if theirs != arguments_of(job):
         said = words.line(shlex.join(theirs)) if theirs else "none"
         raise Refused(f"the pool's job has other arguments than yours ({said}): give the same ones behind --")
-    return job
+    try:
+        told = values_of_words(seen.offer.values[:MOST_ARGUMENTS])
+    except (ValueError, RecursionError):
+        raise ProtocolError("wrong names", "the job's values are not such as can be read") from None
+    return with_told(job, {name: one.value for name, one in told.items() if _is_numeric(one.value)})
+
+
+def _is_numeric(value: Any) -> bool:
+    return all(map(_is_numeric, value)) if isinstance(value, list) else isinstance(value, int | float | None)
 
 
 def _code(target: Target, seen: Visit, joining: Joining) -> tuple[str, str]:

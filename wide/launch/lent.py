@@ -14,7 +14,8 @@ from types import FrameType
 
 from wide.errors import Interrupted, OtherProgram, WideError
 from wide.job.definition import Job
-from wide.job.loading import load, split_spec
+from wide.job.loading import load
+from wide.job.place import place_of
 from wide.launch.child import end_with_parent
 from wide.launch.code import code_folder
 from wide.launch.guard import Guard, Terms
@@ -113,10 +114,11 @@ def threads_of(spec: str) -> int:
 
 def _loaded(spec: str) -> Job:
     """The job; and nothing of another version of its code, which this process may have run before."""
-    own, sent = split_spec(spec)[0].resolve().parent, code_folder().resolve()
+    own, sent = place_of(spec).root, code_folder().resolve()
     for name, module in list(sys.modules.items()):
         parents = Path(getattr(module, "__file__", None) or "").parents
         if sent in parents and own not in parents:
             del sys.modules[name]
-    sys.path[:] = [path for path in sys.path if sent not in Path(path).parents or Path(path) == own]
+    others = (path for path in sys.path if sent not in Path(path).parents or own in (Path(path), *Path(path).parents))
+    sys.path[:] = list(others)
     return load(spec)

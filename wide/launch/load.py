@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from wide.dashboard.account import account
 from wide.errors import TrainingFailed, UsageError
 from wide.job.definition import Job
+from wide.job.spec import TOLD, Given
+from wide.job.values import Function
 from wide.launch import story
 from wide.launch.folder import CHECKPOINTS
 from wide.launch.result import Result
@@ -29,9 +31,10 @@ class Run(Result):
     evaluations: list[tuple[int, dict[str, float]]] = field(default_factory=list, repr=False)
 
 
-def load(run: Path | str, job: Job | None = None) -> Run:
+def load(run: Path | str, job: Job | Function | None = None) -> Run:
     """What is in the newest checkpoint of the run in that folder, which may still go on: .model, .weights, .history,
-    .plot(), .metrics, … The model is built by the job; if none is given, by that in the file which the run began with.
+    .plot(), .metrics, … The model is built by the job (a function is called with the run's values); if none is given,
+    by that in the file which the run began with.
     """
     from wide.store.weights import state_sha256
 
@@ -42,7 +45,7 @@ def load(run: Path | str, job: Job | None = None) -> Run:
     samples = newest.state.get("samples", 0)
 
     def build() -> Any:
-        model = (job or _job_of(folder)).model()
+        model = (_job_of(folder) if job is None else _given(job, folder)).model()
         model.load_state_dict(newest.model)
         return model.eval()
 
@@ -61,6 +64,7 @@ def load(run: Path | str, job: Job | None = None) -> Run:
         weights_sha256=state_sha256(newest.model),
         metrics=dict(evaluations[-1][1]) if evaluations else {},
         nodes=[node.totals for node in told.nodes],
+        set=story.set_of(folder),
         build=build,
         weights=newest.model,
         evaluations=evaluations,
@@ -86,6 +90,15 @@ def newest_in(folder: Path, is_best: bool = False) -> Checkpoint:
     for problem in problems:
         log.warning("%s", problem)
     return newest
+
+
+def _given(job: Job | Function, folder: Path) -> Job:
+    if isinstance(job, Job):
+        return job
+    from wide.job.loading import make
+
+    values = {name: Given(value, TOLD) for name, value in story.set_of(folder).items()}
+    return make(job, values)[0]
 
 
 def _job_of(folder: Path) -> Job:

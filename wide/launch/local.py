@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -26,8 +26,11 @@ from wide.dashboard.progress import counted
 from wide.dashboard.terminal import FIRST_S, PIPED_S, Display, Screen, has_screen
 from wide.errors import BY_EXIT_CODE, Interrupted, TrainingFailed, UsageError, WideError
 from wide.job.definition import Job
-from wide.job.loading import check_not_importing, find, load
-from wide.launch.folder import remembered_spec
+from wide.job.loading import check_not_importing, load, make, values_of
+from wide.job.place import located
+from wide.job.spec import PYTHON, TOLD, Given, split_spec, title_of
+from wide.job.values import Function, Values, is_function
+from wide.launch.folder import remembered_set, remembered_spec
 from wide.launch.processes import CONTEXT, Children, warm_up
 from wide.launch.relay import seen
 from wide.launch.result import Result, from_json
@@ -39,44 +42,60 @@ MANY = 500  # words that are shown at once
 
 def run_file(spec: str, options: Options) -> Result:
     """`wide run FILE`. With nodes, the file is run by the children only; the result carries no model."""
-    path, _ = find(spec)
-    spec = remembered_spec(spec, options)
+    spec = remembered_spec(located(spec), options)
+    path, _ = split_spec(spec)
+    name = title_of(path)
     _first_words(path.name, options)
     if options.node_count == 0:
         from wide.job.compiler import put_off
 
         put_off()
         with contextlib.redirect_stdout(sys.stderr):  # stdout is for the result alone
-            return _run_here(load(spec), path.stem, options, spec, is_python=False)
-    return from_json(_run_in_child(spec, path.stem, options))
+            job = load(spec)
+            return _run_here(job, name, options, spec, is_python=False, values=values_of(spec))
+    return from_json(_run_in_child(spec, name, options))
 
 
 def plan_file(spec: str, options: Options) -> bytes:
     """`wide plan FILE`, as JSON."""
-    path, _ = find(spec)
-    return _run_in_child(spec, path.stem, msgspec.structs.replace(options, only_plans=True))
+    spec = located(spec)
+    return _run_in_child(spec, title_of(split_spec(spec)[0]), msgspec.structs.replace(options, only_plans=True))
 
 
-def run_job(job: Job, **given: Any) -> Result:
+def run_job(what: Job | Function, values: Mapping[str, Any] | None, **given: Any) -> Result:
     """`wide.run(job, …)`, from a script or a notebook."""
-    if not isinstance(job, Job):
-        raise UsageError(f"wide.run needs a wide.Job, got {type(job).__name__}")
     check_not_importing()
     _check_contexts()
     options = resolve(given, os.environ)
     script = getattr(sys.modules["__main__"], "__file__", None)
-    name = Path(script).stem if script else _name_of(job)
+    name = Path(script).stem if script else _name_of(what)
+    job, made_with = _made(what, values, lambda: remembered_set(name, script, options))
     _first_words(name, options)
     if options.node_count == 0:
-        return _run_here(job, name, options, script or "", is_python=True)
-    result = from_json(_run_in_child(_pickled(job), name, options, script or ""))
+        return _run_here(job, name, options, script or "", is_python=True, values=made_with)
+    result = from_json(_run_in_child(_pickled(job, made_with), name, options, script or ""))
     from wide.store.weights import load_weights
 
     model = load_weights(job.model(), Path(result.run_dir))
     return replace(result, build=lambda: model)
 
 
-def _name_of(job: Job) -> str:
+def _made(what: object, values: Mapping[str, Any] | None, before: Callable[[], Values]) -> tuple[Job, Values]:
+    """The job, and the values that it was made with, if a function makes it. A run that goes on has those it had."""
+    if isinstance(what, Job):
+        if values:
+            raise UsageError("wide.run(job, set=…): this job is made already; give the function that makes it")
+        return what, {}
+    if not is_function(what):
+        raise UsageError(f"wide.run needs a wide.Job, or a function that returns one, got {type(what).__name__}")
+    if not isinstance(values or {}, Mapping) or not all(isinstance(name, str) for name in values or {}):
+        raise UsageError('wide.run(…, set=…): expected names and values, such as {"lr": 0.3}')
+    given = {name: Given(value, TOLD) for name, value in before().items()}
+    given |= {name: Given(value, PYTHON) for name, value in (values or {}).items()}
+    return make(what, given)
+
+
+def _name_of(job: object) -> str:
     """In a notebook: what the user calls it there."""
     named = (name for name, value in vars(sys.modules["__main__"]).items() if value is job and name[0] != "_")
     return next(named, "notebook")
@@ -101,13 +120,13 @@ def _first_words(name: str, options: Options) -> None:
         print(f"wide: training {name} {where}; loading torch and the job …", file=sys.stderr, flush=True)
 
 
-def _pickled(job: Job) -> bytes:
+def _pickled(job: Job, values: Values) -> bytes:
     """The job by value, lambdas included, just as it is now: nobody runs the user's script again."""
     import cloudpickle  # from a parent to its own child: the only place where this is allowed
 
     copyreg.dispatch_table[functools._lru_cache_wrapper] = _cached_function  # cloudpickle would send a name only
     try:
-        pickled: bytes = cloudpickle.dumps((_settings(), job))
+        pickled: bytes = cloudpickle.dumps((_settings(), job, values))
     except Exception as error:
         raise UsageError(f"the job cannot be sent to node processes ({error}): put it into a file of its own") from None
     finally:
@@ -134,10 +153,10 @@ def _cache_again(parameters: dict[str, Any], function: Any) -> Any:
     return functools.lru_cache(**parameters)(function)
 
 
-def _run_here(job: Job, name: str, options: Options, spec: str, is_python: bool) -> Result:
+def _run_here(job: Job, name: str, options: Options, spec: str, is_python: bool, values: Values) -> Result:
     from wide.launch.training import Origin, Training
 
-    origin = Origin(sys.argv, spec, is_python, None if is_python else say_and_end)
+    origin = Origin(sys.argv, spec, is_python, None if is_python else say_and_end, values=values)
     return Training(job, name, options, origin).train(crew=None)
 
 

@@ -12,6 +12,7 @@ import msgspec
 
 from wide.config import Options, Sockets
 from wide.errors import UsageError
+from wide.job.spec import parts
 from wide.launch.local import plan_file
 from wide.launch.visit import enrolled, is_invite, target_of
 from wide.transport.introduction import expect
@@ -30,6 +31,7 @@ def plan_job(spec: str, options: Options) -> dict[str, Any]:
 
 def is_pool(target: str) -> bool:
     """Or is it a job's file?"""
+    target = parts(target).place
     host, _, port = target.rpartition(":")
     return not Path(target).exists() and (is_invite(target) or (bool(host) and port.isdigit()))
 

@@ -38,6 +38,7 @@ class Result:
     weights_sha256: str
     metrics: dict[str, float | None]  # None: not a finite number
     nodes: list[NodeTotals]
+    set: dict[str, Any] = field(default_factory=dict)  # the values of a job that is a function, defaults included
     build: Any = field(default=None, repr=False, compare=False)
 
     @functools.cached_property

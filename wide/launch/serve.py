@@ -14,7 +14,9 @@ import msgspec
 
 from wide.config import Options
 from wide.errors import UsageError
-from wide.job.loading import load, split_spec
+from wide.job.loading import load, values_of
+from wide.job.place import located
+from wide.job.spec import split_spec, title_of
 from wide.launch.addresses import addresses
 from wide.launch.crew import Crew, LocalNodes, PoolDoor
 from wide.launch.folder import found_run, remembered_spec
@@ -47,6 +49,7 @@ def serve(spec: str, options: Options, serving: Serving) -> Result:
     forget_token()
     if serving.address:
         addresses_of(serving.address, options.port)
+    spec = located(spec)
     if options.log != "silent" and sys.stderr.isatty():
         print(f"wide: serving {split_spec(spec)[0]}; loading torch and the job …", file=sys.stderr, flush=True)
     options, before = _as_before(spec, options, serving)
@@ -58,7 +61,8 @@ def serve(spec: str, options: Options, serving: Serving) -> Result:
         job = load(spec)
         if job.evaluate is not None or count:
             warm_up(spec)
-        training = Training(job, split_spec(spec)[0].stem, options, Origin(sys.argv, spec, end=say_and_end))
+        origin = Origin(sys.argv, spec, end=say_and_end, values=values_of(spec))
+        training = Training(job, title_of(split_spec(spec)[0]), options, origin)
         folder = training.dir
         create(folder / DATABASE)
         keys = keys_in(folder)

@@ -12,13 +12,14 @@ import os
 import platform
 import socket
 import time
+from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from wide.config import Options, usable_cores
 from wide.errors import Interrupted, WideError
-from wide.job.loading import arguments_of, split_spec, with_arguments
+from wide.job.spec import arguments_of, parts, split_spec, with_arguments, with_told, written
 from wide.store.sessions import FILE, SCHEMA, plain, sessions
 from wide.telemetry.log import log
 
@@ -26,13 +27,18 @@ MOST_SOURCE_CHARS = 1 << 20
 
 
 class Story:
-    """Of the run in `folder`. `job` is the spec of its file, or empty if it has none."""
+    """Of the run in `folder`. `job` is the spec of its file, or empty if it has none; `values` are those that the job's
+    function was called with.
+    """
 
-    def __init__(self, folder: Path, command: list[str], job: str, options: Options, version: str) -> None:
+    def __init__(
+        self, folder: Path, command: list[str], job: str, options: Options, version: str, values: dict[str, Any]
+    ) -> None:
         self._path = folder / FILE
         self._sessions = sessions(folder)
         source = _source(job)
         self._tell_changes(source)
+        self._tell_values(set_of(folder), values)
         self._sessions.append(
             {
                 "state": "running",
@@ -40,6 +46,7 @@ class Story:
                 "command": command,
                 "options": {name: plain(getattr(options, name)) for name in options.__struct_fields__},
                 "job": source,
+                "set": values,
                 "versions": {
                     "wide": version,
                     "python": platform.python_version(),
@@ -70,6 +77,13 @@ class Story:
         line = next((number for number, (old, new) in enumerate(pairs, 1) if old != new), 1)
         log.warning("%s, line %d, is not as it was when this run was last trained", source["file"], line)
 
+    def _tell_values(self, before: dict[str, Any], values: dict[str, Any]) -> None:
+        if self._sessions and before == values and values:
+            log.info("it goes on with %s", written(values))
+        elif self._sessions and before != values:
+            was = written(before) or "none"
+            log.warning("the job's values are not as they were when this run was last trained (%s)", was)
+
     def ended(self, why: str) -> None:
         self._end("done", why)
 
@@ -99,8 +113,17 @@ def spec_of(folder: Path) -> str:
     for session in reversed(sessions(folder)):
         if job := session.get("job"):
             spec = f"{job.get('path', job['file'])}:{job.get('name', 'job')}"
-            return with_arguments(spec, job.get("arguments", []))
+            spec = str(replace(parts(spec), module=str(job.get("module", ""))))
+            return with_told(with_arguments(spec, job.get("arguments", [])), set_of(folder))
     return ""
+
+
+def set_of(folder: Path) -> dict[str, Any]:
+    """The values that the function of its job was called with, last time."""
+    for session in reversed(sessions(folder)):
+        if isinstance(values := session.get("set"), dict):
+            return {name: value for name, value in values.items() if name.isidentifier()}
+    return {}
 
 
 def asked(folder: Path) -> dict[str, Any]:
@@ -120,6 +143,8 @@ def _source(spec: str) -> dict[str, Any] | None:
     job, name = split_spec(spec)
     where: dict[str, Any] = {"file": str(job), "path": str(job.absolute()), "name": name}
     where["arguments"] = arguments_of(spec)
+    if module := parts(spec).module:
+        where["module"] = module
     try:
         text = job.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):

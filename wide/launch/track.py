@@ -217,7 +217,7 @@ def _project(folder: Path) -> str:
 
 def _config(folder: Path) -> dict[str, Any]:
     told = sessions(folder)
-    options: dict[str, Any] = dict(told[0].get("options", {})) if told else {}
+    options: dict[str, Any] = {**told[0].get("options", {}), **told[0].get("set", {})} if told else {}
     return {name: value for name, value in options.items() if value is not None}
 
 

@@ -7,7 +7,7 @@ import gc
 import math
 import signal
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -33,12 +33,12 @@ from wide.exchange.door import Door
 from wide.exchange.feed import Feed
 from wide.job.definition import Job
 from wide.job.here import Here
-from wide.job.loading import arguments_of, split_spec
 from wide.job.model import begun, build_model
 from wide.job.program import program_of
 from wide.job.samples import Samples
 from wide.job.schedule import Schedule
 from wide.job.settings import build
+from wide.job.spec import arguments_of, split_spec, title_of, told_words
 from wide.launch import dashboard, track
 from wide.launch import story as story_of
 from wide.launch.alone import Alone
@@ -71,7 +71,7 @@ from wide.wire.messages import Offer
 class Origin:
     """Who wants this run: the command line that began it, its job's file (`file.py:name`) if it has one, and whether
     `wide.run` did it. `end`, if this is a process of our own: says why, and ends it. `post`, if somebody else shows
-    pictures of the run.
+    pictures of the run. `values`: what the job's function was called with.
     """
 
     command: list[str]
@@ -80,6 +80,7 @@ class Origin:
     end: Callable[[int, str], NoReturn] | None = None
     post: Post | None = None
     variable: str = "job"  # what the caller calls it
+    values: dict[str, Any] = field(default_factory=dict)
 
     @property
     def file(self) -> Path | None:
@@ -111,7 +112,8 @@ class Training:
         """Train to the end, with whoever comes in by the crew's door; without a crew, all alone."""
         with contextlib.closing(self.folder), logging_to(self.options.log, self.dir / LOG):
             self._asked_before = story_of.asked(self.dir)
-            story = Story(self.dir, self._origin.command, self._origin.spec, self.options, __version__)
+            origin = self._origin
+            story = Story(self.dir, origin.command, origin.spec, self.options, __version__, origin.values)
             if self._origin.end is not None:
                 on_signals(lambda number, frame: self._give_up(story, number))
             wishes.forget(self.dir)
@@ -342,11 +344,12 @@ class Training:
 
     def _offer(self, course: Course, samples: Samples) -> tuple[Offer, bytes]:
         """What whoever thinks of joining is shown, and the code that it would run."""
-        spec = self._origin.spec
-        code = code_of(spec) if spec else None
-        offer, payload = code.offer if code is not None else (Offer("", 0, 0, arguments=arguments_of(spec)), b"")
+        spec, values = self._origin.spec, self._origin.values
+        code = code_of(spec, values) if spec else None
+        told = Offer("", 0, 0, arguments=arguments_of(spec), values=list(told_words(values)))
+        offer, payload = code.offer if code is not None else (told, b"")
         parameters = sum(parameter.numel() for parameter in course.master.model.parameters())
-        name = split_spec(spec)[0].stem
+        name = title_of(split_spec(spec)[0])
         return msgspec.structs.replace(offer, job=name, parameters=parameters, samples=len(samples)), bytes(payload)
 
     def _began(self, run: Run) -> None:
@@ -393,6 +396,7 @@ class Training:
             weights_sha256=weights_sha256(model),
             metrics={name: value if math.isfinite(value) else None for name, value in record.metrics.items()},
             nodes=nodes,
+            set=self._origin.values,
             build=lambda: model,
         )
 

@@ -98,6 +98,7 @@ class Offer(Message, frozen=True):
     main: str = ""  # which of them holds the job, and its name there
     arguments: list[str] = []  # that the job was given
     at: float = 0.0  # what my clock says
+    values: list[str] = []  # that its function was called with: name:=JSON
 
 
 class Welcome(Message, frozen=True):
