@@ -49,6 +49,7 @@ class Job(msgspec.Struct, metaclass=_Checked, frozen=True, kw_only=True):
     collate            [samples] -> batch; default: torch's default_collate.
     clip_norm          Clip the merged gradient to this norm.
     threads            torch threads in every node: part of what makes results exact.
+    workers            Processes for each node that fetch batches ahead, where the data set takes its time.
     """
 
     model: Callable[[], Any]
@@ -65,12 +66,15 @@ class Job(msgspec.Struct, metaclass=_Checked, frozen=True, kw_only=True):
     collate: Callable[[list[Any]], Any] | None = None
     clip_norm: float | None = None
     threads: int = 1
+    workers: int = 0
 
     def __post_init__(self) -> None:
         self._check_functions()
         for name in ("batch_size", "batches_per_step", "threads"):
             if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
                 raise UsageError(f"Job({name}=…) must be a whole number of at least 1, got {getattr(self, name)!r}")
+        if not isinstance(self.workers, int) or self.workers < 0:
+            raise UsageError(f"Job(workers=…) must be a whole number of at least 0, got {self.workers!r}")
         for name in ("epochs", "steps", "clip_norm"):
             value = getattr(self, name)
             if value is not None and not (isinstance(value, int | float) and math.isfinite(value) and value > 0):
