@@ -22,6 +22,7 @@ NAMES = (
         "views",
         "dashboard",
         "rundb",
+        "workers",
         "everything",
         "sim",
         "chaos",

@@ -65,6 +65,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     dashboard: str | None = None  # auto, PORT or HOST:PORT: where a page about the run is served
     control: bool = False  # with the admin's secret, it can be steered from there
     device: str = "auto"
+    workers: int | None = None  # for each node: processes that fetch batches ahead
     host: str = "127.0.0.1"
     port: int = 0
     insecure: bool = False
@@ -83,8 +84,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         return self.nodes if self.nodes is not None else usable_cores()
 
 
-LEAST = {"nodes": 0, "steps": 1, "seed": 0, "port": 0, "keep": 1}
-MOST = {"nodes": 4096, "steps": 2**53, "seed": 2**63 - 1, "port": 65535}
+LEAST = {"nodes": 0, "steps": 1, "seed": 0, "port": 0, "keep": 1, "workers": 0}
+MOST = {"nodes": 4096, "workers": 256, "steps": 2**53, "seed": 2**63 - 1, "port": 65535}
 
 
 def resolve(given: Mapping[str, Any], environ: Mapping[str, str]) -> Options:

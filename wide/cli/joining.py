@@ -55,6 +55,7 @@ def _add_join(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--threads", metavar="N", help="use at most so many cores")
     command.add_argument("--device", metavar="auto|cpu|cuda:0|mps", help="where to compute (default: auto)")
+    command.add_argument("--workers", metavar="N", help="processes for each node that fetch batches ahead")
     command.add_argument("--max-memory", metavar="SIZE", help="leave, should the nodes use more than this: 8G")
     command.add_argument("--max-rate", metavar="MBIT", help="megabits a second, each way, for each node")
     command.add_argument("--until", metavar="HH:MM", help="leave at this time, with all work handed in")
@@ -75,8 +76,8 @@ def join(arguments: argparse.Namespace) -> int:
     from wide.launch import join as joined
     from wide.launch.guard import Terms, until_of
 
-    given = {name: getattr(arguments, name) for name in ("device", "log", "socket")}
-    environ = {name: os.environ.get(name, "") for name in ("WIDE_DEVICE", "WIDE_LOG", "WIDE_SOCKET")}
+    given = {name: getattr(arguments, name) for name in ("device", "log", "socket", "workers")}
+    environ = {name: os.environ.get(name, "") for name in ("WIDE_DEVICE", "WIDE_LOG", "WIDE_SOCKET", "WIDE_WORKERS")}
     options = resolve(given, environ)  # a node has no other options of a run
     now = datetime.datetime.now()
     terms = Terms(
@@ -103,6 +104,7 @@ def join(arguments: argparse.Namespace) -> int:
             rate,
             arguments.insecure,
             terms,
+            options.workers,
         )
     )
 

@@ -151,6 +151,9 @@ def _shared(command: argparse.ArgumentParser) -> None:
     command.add_argument("--keep", metavar="N", help="checkpoints to keep (default: 3)")
     command.add_argument("--data", metavar="local|stream|auto", help="nodes build the data set, or are sent batches")
     command.add_argument(
+        "--workers", metavar="N", help="processes for each node that fetch batches ahead (default: the job's, or 0)"
+    )
+    command.add_argument(
         "--compress",
         metavar="CODEC",
         help="lossless (default: what makes each link fastest, exactly), auto (also what loses precision), "

@@ -88,6 +88,7 @@ class Job(msgspec.Struct, metaclass=_Checked, frozen=True, kw_only=True):
     after_step         (model, where) -> None, once for each update, on the one true model.
     init               A state dict, or a .safetensors or .pt file with one, to begin with.
     threads            torch threads in every node: part of what makes results exact.
+    workers            Processes for each node that fetch batches ahead, where the data set takes its time.
     """
 
     model: Callable[[], Any]
@@ -112,6 +113,7 @@ class Job(msgspec.Struct, metaclass=_Checked, frozen=True, kw_only=True):
     after_step: Callable[[Any, Any], None] | None = None
     init: Any = None
     threads: int = 1
+    workers: int = 0
 
     @property
     def turns(self) -> Sequence[Phase]:
@@ -130,6 +132,8 @@ class Job(msgspec.Struct, metaclass=_Checked, frozen=True, kw_only=True):
             is_left_out = value is None and name in ("batches_per_step", "evaluate_every")
             if not is_left_out and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise UsageError(f"Job({name}=…) must be a whole number of at least 1, got {value!r}")
+        if not isinstance(self.workers, int) or self.workers < 0:
+            raise UsageError(f"Job(workers=…) must be a whole number of at least 0, got {self.workers!r}")
         for name in ("epochs", "steps", "clip_norm"):
             value = getattr(self, name)
             if value is not None and not (isinstance(value, int | float) and math.isfinite(value) and value > 0):

@@ -112,7 +112,7 @@ def serve_pool(member: Member) -> None:
             identity = Identity(member.endpoint.credential, name, os.getpid(), device, member.role)
             if member.role == "node":
                 dial = functools.partial(member.endpoint.dial, SILENCE_S)
-                Membership(dial, identity, lambda: _job(member.job)).last(RETRY_S)
+                Membership(dial, identity, lambda: _job(member.job), workers=member.workers).last(RETRY_S)
             else:
                 _evaluate(member.endpoint, identity, _job(member.job))
         except WideError as error:

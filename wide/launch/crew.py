@@ -43,6 +43,7 @@ class Member(msgspec.Struct, frozen=True):
     job: str | bytes
     device: str
     log: str
+    workers: int | None = None  # None: as the job says
 
 
 class LocalNodes:
@@ -56,7 +57,8 @@ class LocalNodes:
 
     def start(self, endpoint: Endpoint) -> None:
         for index in range(1, self._count + 1):
-            member = Member("node", index, endpoint, self._job, self._options.device, self._options.log)
+            options = self._options
+            member = Member("node", index, endpoint, self._job, options.device, options.log, options.workers)
             self._children.start("wide.launch.child", "serve_pool", member)
 
     def trouble(self) -> str:

@@ -46,6 +46,7 @@ class Joining:
     most_bytes_per_s: float = 0.0
     is_insecure: bool = False
     terms: Terms = field(default_factory=Terms)
+    workers: int | None = None
 
 
 def join(joining: Joining) -> int:
@@ -64,7 +65,8 @@ def join(joining: Joining) -> int:
             pool, job, digest = _visited(target, joining, name)
             pool = msgspec.structs.replace(pool, most_bytes_per_s=joining.most_bytes_per_s)
             try:
-                lend(Lent(pool, job, name, joining.device, joining.log, joining.retry_s), joining.terms)
+                lent = Lent(pool, job, name, joining.device, joining.log, joining.retry_s, workers=joining.workers)
+                lend(lent, joining.terms)
                 return 0
             except OtherProgram:
                 if not digest or digest == before:

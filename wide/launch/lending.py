@@ -31,6 +31,7 @@ class Lent(msgspec.Struct, frozen=True):
     log: str
     retry_s: float
     index: int = 0  # among those of this machine
+    workers: int | None = None  # None: as the job says
 
 
 def lend(lent: Lent, terms: Terms) -> None:

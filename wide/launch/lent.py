@@ -35,7 +35,7 @@ class LentNode:
         device = pick_device(lent.device, lent.index)
         identity = Identity(lent.endpoint.credential, lent.name, os.getpid(), device)
         dial = functools.partial(lent.endpoint.dial, SILENCE_S)
-        self._membership = Membership(dial, identity, lambda: _loaded(lent.job), lent.job)
+        self._membership = Membership(dial, identity, lambda: _loaded(lent.job), lent.job, lent.workers)
         self._retry_s = lent.retry_s
         self.why = "it was told to leave"
         self.is_alone = True  # or a parent ends it, if it takes too long

@@ -52,6 +52,7 @@ from wide.launch.story import Story
 from wide.launch.track import tracking
 from wide.node import selfcheck
 from wide.node.greeting import pick_device
+from wide.node.workers import why_not
 from wide.store import checkpoint, wishes
 from wide.store.reading import DATABASE
 from wide.store.rundb import RunDb
@@ -135,6 +136,9 @@ class Training:
         self._origin.end(number, self._interrupted)
 
     def _train(self, crew: Crew | None) -> Result:
+        workers = self.job.workers if self.options.workers is None else self.options.workers
+        if workers and (words := why_not() if crew is not None else "--nodes 0 fetches its batches without workers"):
+            log.info("%s", words)
         with contextlib.ExitStack() as stack:
             db = stack.enter_context(contextlib.closing(RunDb(self.dir / DATABASE, log.error)))
             self._common = stack.enter_context(contextlib.closing(Common(is_wanted=crew is not None)))

@@ -7,6 +7,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import islice
 
 import torch
 
@@ -94,6 +95,10 @@ class Inbox:
         for message in self._connection.poll():
             self.hear(message)
         self._looked_at = time.perf_counter()
+
+    def coming(self, messages: list[say.Message]) -> list[Package]:
+        """Work that is among these, which have come and were not heard yet."""
+        return list(islice(self._begun, sum(isinstance(message, say.Work) for message in messages)))
 
     def place_for(self, message: say.Message, nbytes: int) -> Destinations:
         """Weights go straight into the buffer for versions, data into memory made for this lease."""

@@ -42,9 +42,14 @@ class Membership:
     """One machine in one pool. What it has built stays when its connection breaks."""
 
     def __init__(
-        self, dial: Callable[[], Connection], identity: Identity, load: Callable[[], Job], spec: str = ""
+        self,
+        dial: Callable[[], Connection],
+        identity: Identity,
+        load: Callable[[], Job],
+        spec: str = "",
+        workers: int | None = None,  # as the job says
     ) -> None:
-        self._dial, self._identity, self._load, self._spec = dial, identity, load, spec
+        self._dial, self._identity, self._load, self._spec, self._workers = dial, identity, load, spec, workers
         self._job: Job | None = None
         self._bench: Workbench | None = None
         self._session: Session | None = None
@@ -125,7 +130,7 @@ class Membership:
             if self._bench is None or not self._bench.is_good_for(welcome):
                 self.close()
                 program = program_of(self._spec) if self._spec else None
-                self._bench = Workbench(job, welcome, self._identity.device, program)
+                self._bench = Workbench(job, welcome, self._identity.device, program, self._workers)
                 if welcome.checks:
                     self._bench.keep_an_eye()
                 if welcome.checks in (1, 2):

@@ -15,6 +15,8 @@ from wide.codec.batch import unpack
 from wide.codec.layout import Flat
 from wide.errors import NotRepeatable, ParametersMoved, ProtocolError, TrainingFailed, WideError
 from wide.failpoint import reach
+from wide.job.here import Here
+from wide.node.ahead import Ahead
 from wide.node.beside import Beside
 from wide.node.greeting import HEADER_LIMIT, PAYLOAD_LIMIT
 from wide.node.inbox import Inbox, Package, Stopped
@@ -33,6 +35,9 @@ LOOK_OFTEN_S = 0.005  # where messages travel while batches are computed
 IDLE_S = 2.0
 FINISH_S = 2.0  # a lease that will be done within this is finished before its node leaves
 GOODBYE_S = 2.0
+
+
+Content = tuple[torch.Tensor, int, Here]
 
 
 class Unwanted(WideError):
@@ -63,6 +68,7 @@ class Session:
         self._leaving_why = ""
         self._streamed: list[Any] | None = None  # the batches of the lease at hand
         self._fetched: tuple[int, Any] | None = None  # a lease whose first batch was fetched ahead, and that batch
+        self._ahead = Ahead(bench.workers, self._contents) if bench.workers is not None else None
         self._seat = Seat(bench.trainer.job.threads)
         self._rss = (0.0, 0)
         bench.trainer.expect_all()
@@ -86,7 +92,9 @@ class Session:
         """One lease, as soon as it is here."""
         idle_since = time.monotonic()
         while not self._inbox.ready:
-            if self._inbox.ahead and self._fetched is None:
+            if self._ahead is not None:
+                self._ahead.look(self._inbox.ahead)
+            elif self._inbox.ahead and self._fetched is None:
                 self._fetch_ahead(self._inbox.ahead[0])
             self._inbox.hear(self._wait())
             if self._strategy is EXACT and not self._inbox.ready and time.monotonic() - idle_since > IDLE_S:
@@ -139,6 +147,8 @@ class Session:
             self._change_to(work.strategy)
         self._seat.take(work.core)
         started = self._looked_at = self._began_at = time.perf_counter()
+        if self._ahead is not None:
+            self._ahead.look([package, *self._inbox.ready, *self._inbox.ahead])
         try:
             losses = self._train(package)
             self._bench.look_around(self._streamed, time.perf_counter() - started)
@@ -159,6 +169,9 @@ class Session:
             self._connection.send(failed)
             self._connection.drain()
             return
+        finally:
+            if self._ahead is not None:
+                self._ahead.done(work.lease)
         self._hand_in(package, total, losses, time.perf_counter() - started)
 
     def _train(self, package: Package) -> list[float]:
@@ -248,21 +261,27 @@ class Session:
             self._bench.try_batches(streamed)
         self._streamed = streamed
         starts = [8 * start for start in accumulate(work.sizes, initial=0)]
-        every_s = LOOK_OFTEN_S if self._strategy.overlaps else LOOK_UP_S
+        every_s = LOOK_OFTEN_S if self._strategy.overlaps or self._ahead is not None else LOOK_UP_S
         lease, first = self._fetched or (0, None)
         self._fetched = None
 
-        def batch_at(i: int) -> Any:
-            self._batch = i
-            if self._leaving_why and self._training.fetches_all and self._must_go(i, len(places)):
+        def look() -> None:
+            if self._leaving_why and self._training.fetches_all and self._must_go(self._batch, len(places)):
                 raise Enough(self._leaving_why)
             self._look_up(every_s)
+
+        def batch_at(i: int) -> Any:
+            self._batch = i
+            look()
             if streamed is not None:
                 return streamed[i]
             if i == 0 and lease == work.lease and first is not None:
                 return first
             before = time.perf_counter()
-            batch = self._batch_of(package, places[i], i, starts[i])
+            if self._ahead is not None:
+                batch = self._ahead.take(work.lease, i, look)
+            else:
+                batch = self._batch_of(package, places[i], i, starts[i])
             self._fetch_s += time.perf_counter() - before
             return batch
 
@@ -272,9 +291,17 @@ class Session:
         samples = self._bench.samples
         if samples is None:
             raise ProtocolError("no data", "sample ids for a node without a data set")
+        return samples.batch(*self._content(package, place, i, start_nbytes))
+
+    def _content(self, package: Package, place: Place, i: int, start_nbytes: int) -> Content:
+        """What a batch is made of, its seed, and where it is."""
         ids = torch.frombuffer(package.ids, dtype=torch.int64, count=package.work.sizes[i], offset=start_nbytes)
         trainer = self._bench.trainer
-        return samples.batch(ids, trainer.seed_of(place.step, place.batch), trainer.here(place))
+        return ids, trainer.seed_of(place.step, place.batch), trainer.here(place)
+
+    def _contents(self, package: Package) -> list[Content]:
+        starts = [8 * start for start in accumulate(package.work.sizes, initial=0)]
+        return [self._content(package, place, i, starts[i]) for i, place in enumerate(package.places)]
 
     def _look_up(self, every_s: float = LOOK_UP_S) -> None:
         """In a long lease, see now and then what the coordinator has to say."""
@@ -284,8 +311,12 @@ class Session:
         self._looked_at = now
         if self._strategy.overlaps:
             self._inbox.look()
-        elif any(isinstance(message, say.Stop) for message in self._connection.look()):
-            raise Unwanted("the coordinator says goodbye")
+        else:
+            messages = self._connection.look()
+            if any(isinstance(message, say.Stop) for message in messages):
+                raise Unwanted("the coordinator says goodbye")
+            if self._ahead is not None:
+                self._ahead.look(self._inbox.coming(messages))
 
     def _rss_bytes(self) -> int:
         now = time.perf_counter()

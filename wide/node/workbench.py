@@ -21,6 +21,8 @@ from wide.node.payloads import Payloads
 from wide.node.selfcheck import BatchAt, SelfCheck
 from wide.node.trainer import Trainer
 from wide.node.training import TRAININGS, Training
+from wide.node.worker import own
+from wide.node.workers import Workers, workers_for
 from wide.telemetry.process import give_back_free_memory
 from wide.wire import messages as say
 
@@ -30,16 +32,28 @@ TRY_EVERY_S = 300.0
 class Workbench:
     """Built as the pool's welcome says. `samples` is None if batches are streamed, or if `problem` says why not."""
 
-    def __init__(self, job: Job, welcome: say.Welcome, device: torch.device, program: Program | None = None) -> None:
+    def __init__(
+        self,
+        job: Job,
+        welcome: say.Welcome,
+        device: torch.device,
+        program: Program | None = None,
+        workers: int | None = None,
+    ) -> None:
         self._job, self._built_for, self._program = job, _kind(welcome), program or {}
         self._seed = welcome.seed
         self.samples: Samples | None = None
         self.problem = ""
+        self.workers: Workers | None = None
+        before = own()
         if welcome.data != "stream":
             try:
                 self.samples = Samples(job, welcome.seed)
             except TrainingFailed as error:
                 self.problem = str(error)
+        if self.samples is not None:
+            again = (lambda: Samples(job, welcome.seed)) if own() - before else None
+            self.workers = workers_for(self.samples, job.workers if workers is None else workers, job.threads, again)
         self.trainer = Trainer(job, welcome.seed, device, moved=welcome.moved)
         self.trainer.steps = welcome.steps
         give_back_free_memory()  # the tensors that the model was built with
@@ -131,6 +145,8 @@ class Workbench:
         return say.Ready(tensors, length, self.problem, weights, self._program, probes, self._check, memory)
 
     def close(self) -> None:
+        if self.workers is not None:
+            self.workers.close()
         self._encoders.close()
 
 

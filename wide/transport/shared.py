@@ -40,7 +40,7 @@ class Segment:
             os.posix_fallocate(self._file, 0, max(nbytes, 1))  # now, or never: a full memory is no surprise later
             seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
             fcntl.fcntl(self._file, fcntl.F_ADD_SEALS, seals)
-            self.raw = _mapped(self._file, nbytes)
+            self.raw = mapped(self._file, nbytes)
         except OSError:
             os.close(self._file)
             raise
@@ -103,7 +103,7 @@ class Neighbour:
             found = os.fstat(file)
             if not stat.S_ISREG(found.st_mode):
                 raise OSError(errno.EINVAL, "it is no memory")
-            return _mapped(file, found.st_size)
+            return mapped(file, found.st_size)
         except (OSError, ValueError) as error:  # a file without a byte in it
             why = error.strerror if isinstance(error, OSError) else error
             raise NotShared(f"the coordinator's memory cannot be mapped ({why})") from None
@@ -112,5 +112,5 @@ class Neighbour:
                 os.close(file)
 
 
-def _mapped(file: int, nbytes: int) -> torch.Tensor:
+def mapped(file: int, nbytes: int) -> torch.Tensor:
     return torch.frombuffer(mmap.mmap(file, max(nbytes, 1)), dtype=torch.uint8)[:nbytes]
