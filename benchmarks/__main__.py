@@ -22,6 +22,7 @@ NAMES = (
         "views",
         "dashboard",
         "rundb",
+        "recipes",
         "everything",
         "sim",
         "chaos",
