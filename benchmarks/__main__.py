@@ -23,6 +23,7 @@ NAMES = (
         "dashboard",
         "rundb",
         "workers",
+        "recipes",
         "everything",
         "sim",
         "chaos",

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         VersionMismatch,
         WideError,
     )
-    from wide.job import order
+    from wide.job import order, text
     from wide.job.definition import Job, Phase, on_metric, per_epoch, supervised, total
     from wide.job.here import here, log
     from wide.launch.load import Run, load
@@ -48,6 +48,7 @@ __all__ = [
     "per_epoch",
     "run",
     "supervised",
+    "text",
     "total",
 ]
 __version__ = "0.1.0"
@@ -64,8 +65,8 @@ _HOMES = (
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'wide' has no attribute {name!r}")
-    if name == "order":
-        return importlib.import_module("wide.job.order")
+    if name in ("order", "text"):
+        return importlib.import_module(f"wide.job.{name}")
     value = globals()[name] = getattr(importlib.import_module(f"wide.{_HOMES.get(name, 'errors')}"), name)
     return value
 
