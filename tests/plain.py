@@ -47,7 +47,7 @@ def cut(job, epoch, samples):  # the batches of each step
     order = job.order(epoch, generator) if job.order else torch.randperm(samples, generator=generator)
     batches = list(order.split(job.batch_size) if isinstance(order, torch.Tensor) else map(torch.tensor, order))
     if job.batches_per_step is None:  # what one update sees, in eight pieces
-        return [batch.tensor_split(min(8, len(batch))) for batch in batches]
+        return [batch.tensor_split(max(1, min(8, len(batch) // 2))) for batch in batches]
     return [batches[i : i + job.batches_per_step] for i in range(0, len(batches), job.batches_per_step)]
 
 

@@ -76,7 +76,8 @@ def test_a_batch_without_anything_to_count_counts_for_nothing(tmp_path):
         (lambda: math.nan, "count is a number of at least 0, got nan"),
         (lambda: -1, "got -1"),
         (lambda: "many", "got str"),
-        (lambda: torch.ones(2), "count is a number"),
+        (lambda: torch.ones(2), r"count has shape \(2,\), not one number"),
+        (lambda: torch.ones((), requires_grad=True), "count has a gradient"),
     ],
 )
 def test_counts_that_mean_nothing_are_explained(tmp_path, count, words):
@@ -192,6 +193,28 @@ def test_an_optimizer_with_two_sets_of_weights_is_evaluated_and_kept_with_the_ri
         assert torch.equal(seen[-1][name], value)
     half = wide.run(job, nodes=0, steps=3, log="silent", out=tmp_path / "half")
     assert wide.run(job, nodes=0, steps=6, resume=half.run_dir, log="silent").weights_sha256 == often.weights_sha256
+
+
+class Assigning(Averaging):
+    """The same, but it puts new tensors in the place of old ones."""
+
+    def _move(self, is_training, amount):
+        super()._move(is_training, amount)
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.data = p.data.clone()
+
+    def step(self, closure=None):
+        super().step()
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.data = p.data + 0
+
+
+def test_an_optimizer_that_assigns_data_trains_as_one_that_does_not(tmp_path):
+    changes = {"evaluate": lambda model: {"n": 1}, "evaluate_every": 2}
+    one = trained(tmp_path / "1", optimizer=Averaging, **changes)
+    assert trained(tmp_path / "2", optimizer=Assigning, **changes).weights_sha256 == one.weights_sha256
 
 
 def test_two_phases_that_train_the_same_are_refused(tmp_path):

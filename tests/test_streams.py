@@ -118,6 +118,17 @@ def test_what_it_raises_is_told_with_the_samples_number():
         a_stream(broken()).fetch(0, 2)
 
 
+def test_a_stream_that_has_failed_does_not_look_as_if_it_had_ended():
+    def broken():
+        yield 1
+        raise OSError("once")
+
+    stream = a_stream(broken())
+    for _ in range(2):
+        with pytest.raises(TrainingFailed, match="sample 1: OSError: once"):
+            stream.fetch(0, 2)
+
+
 def test_samples_that_change_their_shape_cannot_be_one_batch():
     def growing():
         for i in range(4):

@@ -33,6 +33,7 @@ from wide.errors import TrainingFailed
 from wide.job.here import Logged, added
 from wide.wire.messages import Tensor
 
+MIXED = "the loss returned wide.total for some batches of a step, and a mean for others: choose one"
 LARGE_BUFFER_NBYTES = 16 << 10  # less is not worth a second thought
 
 
@@ -149,9 +150,7 @@ def by_counts(flat: Flat, batches: int) -> None:
     if not flat.weights:
         return
     if len(flat.weights) != batches:
-        raise TrainingFailed(
-            "the loss returned wide.total for some batches of a step, and a mean for others: choose one"
-        )
+        raise TrainingFailed(MIXED)
     weight = sum(flat.weights)
     if not weight > 0:
         raise TrainingFailed("the counts of wide.total add up to 0 in all batches of a step: there is nothing to learn")
@@ -186,6 +185,15 @@ def bind(model: nn.Module, flat: Flat, layout: Layout) -> None:
         for name, buffer in module._buffers.items():
             if buffer is not None:
                 module._buffers[name] = moved[id(buffer)]
+
+
+@torch.no_grad()
+def bring_home(parameters: Iterable[torch.Tensor], views: Iterable[torch.Tensor]) -> None:
+    """What was put in a parameter's place, by way of `.data`, is copied to where it lives; its memory stays."""
+    for parameter, view in zip(parameters, views, strict=True):
+        if parameter.data_ptr() != view.data_ptr():
+            view.copy_(parameter)
+            parameter.data = view
 
 
 def settle(weights: Flat, update: Flat) -> None:

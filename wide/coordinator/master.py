@@ -5,14 +5,14 @@ How updates become a version is the strategy's fold.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import MappingProxyType
 
 import torch
 from torch import nn
 
-from wide.codec.layout import Flat, Layout, bind, by_counts, join, scale, settle
+from wide.codec.layout import Flat, Layout, bind, bring_home, by_counts, join, scale, settle
 from wide.codec.memory import Allocate
 from wide.codec.spare import Spare
 from wide.coordinator.resting import Resting
@@ -125,6 +125,8 @@ class Master:
         is_torchs = self.descent.is_torchs and self._after_step is None
         self._resting.look(is_torchs)
         self.descent.step(total.trainable, total.touched, steps - 1)
+        if not is_torchs:
+            bring_home(self.descent.parameters, self.weights.trainable)
         self._advance(steps)
         self._call_after_step(steps - 1)
         self._see_what_moved(self._resting.moved(is_torchs))
@@ -164,9 +166,7 @@ class Master:
         for slot, view, parameter in zip(slots, views, self._all, strict=True):
             if now.get(slot.name) is not parameter or parameter.shape != view.shape or parameter.dtype != view.dtype:
                 raise TrainingFailed(f"after_step put another parameter in the place of {slot.name}: use copy_")
-            if parameter.data_ptr() != view.data_ptr():
-                view.copy_(parameter)
-                parameter.data = view
+        bring_home(self._all, views)
 
     def _see_what_moved(self, moved: list[str]) -> None:
         """An optimizer may move a teacher along, a scheduler may freeze layers or unfreeze them: nodes must know."""
@@ -184,9 +184,27 @@ class Master:
         if moved:
             raise ParametersMoved(list(dict.fromkeys(moved)))
 
-    def at_rest(self) -> AbstractContextManager[None]:
-        """Meanwhile the weights are those to be evaluated and kept, if the optimizer trains with others."""
-        return self.descent.at_rest(self.weights.raw)
+    @contextmanager
+    def at_rest(self) -> Iterator[None]:
+        """Meanwhile the weights are those to be evaluated and kept, if the optimizer trains with others (schedule-free
+        ones); then they are, to the bit, what they were.
+        """
+        if not self.descent.switches:
+            yield
+            return
+        before = self.weights.raw.clone()
+        self.rest()
+        try:
+            yield
+        finally:
+            self.descent.train()
+            bring_home(self.descent.parameters, self.weights.trainable)
+            self.weights.raw.copy_(before)
+
+    def rest(self) -> None:
+        """From now on the weights are those to be kept."""
+        self.descent.rest()
+        bring_home(self.descent.parameters, self.weights.trainable)
 
     def move_buffers(self, total: Flat) -> None:
         if not len(total.buffers_raw):

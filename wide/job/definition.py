@@ -181,7 +181,9 @@ class Job(msgspec.Struct, metaclass=_Checked, frozen=True, kw_only=True):
             raise UsageError("Job(phases=…) have losses and optimizers of their own: leave out loss and optimizer")
         for phase in self.phases:
             if not isinstance(phase, Phase) or not (callable(phase.loss) and callable(phase.optimizer)):
-                raise UsageError(f"Job(phases=…) is a list of wide.Phase(loss, optimizer), got {phase!r}")
+                raise UsageError(
+                    f"Job(phases=…) is a list of wide.Phase(loss, optimizer), got a {type(phase).__name__}"
+                )
 
 
 def _is_module(value: Any) -> bool:

@@ -8,7 +8,7 @@ import contextlib
 import inspect
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -50,7 +50,7 @@ class Descent:
         self._bare_step = _bare_step(self.optimizers[0])
         self._are_known = all(_bare_step(optimizer) is not None for optimizer in self.optimizers)
         self.switches = [optimizer for optimizer in self.optimizers if _switches(optimizer)]
-        self._train()
+        self.train()
         self.steps = 0
 
     def _mask(self, optimizers: Optimizers) -> int:
@@ -208,30 +208,13 @@ class Descent:
                     )
         return ""
 
-    @contextlib.contextmanager
-    def at_rest(self, weights: torch.Tensor) -> Iterator[None]:
-        """For a while the weights are those to be evaluated and kept, where an optimizer trains with others
-        (schedule-free ones); then they are, to the bit, what they were.
-        """
-        if not self.switches:
-            yield
-            return
-        before = weights.clone()
-        self.rest()
-        try:
-            yield
-        finally:
-            self._train()
-            with torch.no_grad():
-                weights.copy_(before)
-
     def rest(self) -> None:
-        """From now on the weights are those to be kept."""
+        """From now on the weights are those to be kept, where an optimizer trains with others."""
         with users_code("the optimizer's eval() failed"):
             for optimizer in self.switches:
                 optimizer.eval()  # type: ignore[attr-defined]
 
-    def _train(self) -> None:
+    def train(self) -> None:
         with users_code("the optimizer's train() failed"):
             for optimizer in self.switches:
                 optimizer.train()  # type: ignore[attr-defined]
@@ -252,7 +235,9 @@ def built(factory: Callable[[Any], Any], model: nn.Module) -> Optimizers:
             "optimizer=lambda model: …, if it needs the model"
         ) from None
     optimizers = list(made) if isinstance(made, list | tuple) else [made]
-    for optimizer in optimizers or [None]:
+    if not optimizers:
+        raise TrainingFailed("optimizer returned an empty list: return an optimizer, or several")
+    for optimizer in optimizers:
         if not isinstance(getattr(optimizer, "param_groups", None), list):
             raise TrainingFailed(f"optimizer returned {type(optimizer).__name__}, not an optimizer or a list of them")
     return optimizers

@@ -4,7 +4,9 @@ import torch.
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from wide.errors import TrainingFailed
@@ -44,7 +46,10 @@ _now = _Now()
 def here() -> Here:
     """Where the run is: for curricula and warm-ups, inside loss, data set, collate and evaluate."""
     if _now.here is None:
-        raise TrainingFailed("wide.here() is for the job's loss, data set, collate, after_step and evaluate")
+        raise TrainingFailed(
+            "wide.here() is for the job's loss, data set, collate, after_step and evaluate (but not for data that is "
+            "read ahead: a stream)"
+        )
     _now.was_asked = True
     return _now.here
 
@@ -64,6 +69,16 @@ def enter(place: Here) -> None:
 def leave() -> None:
     """And now it is nowhere."""
     _now.here = _now.logged = None
+
+
+@contextlib.contextmanager
+def nowhere() -> Iterator[None]:
+    """For a while: what is read ahead has no place of its own."""
+    before, _now.here = _now.here, None
+    try:
+        yield
+    finally:
+        _now.here = before
 
 
 def listen() -> dict[str, float]:
@@ -99,6 +114,9 @@ def _number(name: str, value: Any) -> float:
     try:
         return float(value.detach() if hasattr(value, "detach") else value)
     except (TypeError, ValueError, RuntimeError):
-        raise TrainingFailed(
-            f"wide.log({name}=…) takes a number, or a tensor with one, got {type(value).__name__}"
-        ) from None
+        raise TrainingFailed(f"wide.log({name}=…) takes a number, or a tensor with one, got {_kind(value)}") from None
+
+
+def _kind(value: Any) -> str:
+    shape = getattr(value, "shape", None)
+    return type(value).__name__ if shape is None else f"{type(value).__name__} of shape {tuple(shape)}"

@@ -73,7 +73,9 @@ def _state_dict(path: Path) -> Any:
         found = torch.load(path, map_location="cpu", weights_only=True)
         return found["state_dict"] if isinstance(found, dict) and isinstance(found.get("state_dict"), dict) else found
     except (OSError, SafetensorError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        raise UsageError(f"Job(init=…): {path} cannot be read: {str(error).splitlines()[0]}") from None
+        is_there = path.is_file() and not isinstance(error, OSError)
+        why = "it holds no state dict: save model.state_dict()" if is_there else str(error).splitlines()[0]
+        raise UsageError(f"Job(init=…): {path} cannot be read: {why}") from None
 
 
 def batch_to(batch: Any, device: torch.device) -> Any:
@@ -116,27 +118,36 @@ def understood(said: Any) -> Said:
         said, metrics = said
         log(**{str(name): value for name, value in metrics.items()})
     if isinstance(said, total):
-        return Said(check_loss(said.sum), _count(said.count))
+        return Said(check_loss(said.sum, "sum"), _count(said.count))
     return Said(check_loss(said), None)
 
 
 def _count(count: Any) -> float:
+    if isinstance(count, torch.Tensor) and count.requires_grad:
+        raise TrainingFailed("wide.total(sum, count): count has a gradient, which would be lost: detach() it")
     try:
         number = float(count)
     except (TypeError, ValueError, RuntimeError):
         number = math.nan
+    if isinstance(count, torch.Tensor) and count.numel() != 1:
+        raise TrainingFailed(
+            f"wide.total(sum, count): count has shape {tuple(count.shape)}, not one number: count.sum()?"
+        )
     if not (0 <= number < math.inf):
         what = f"{number}" if isinstance(count, int | float | torch.Tensor) else type(count).__name__
         raise TrainingFailed(f"wide.total(sum, count): count is a number of at least 0, got {what}")
     return number
 
 
-def check_loss(loss: Any) -> torch.Tensor:
+def check_loss(loss: Any, kind: str = "mean") -> torch.Tensor:
     """A job's loss must be one number with a gradient; anything else is explained."""
+    if isinstance(loss, tuple):
+        raise TrainingFailed('loss returned a tuple: return the loss, or (loss, {"name": number}) with metrics')
     if not isinstance(loss, torch.Tensor):
-        raise TrainingFailed(f"loss returned {type(loss).__name__}, not a tensor: return the batch's mean loss")
+        raise TrainingFailed(f"loss returned {type(loss).__name__}, not a tensor: return the batch's {kind} loss")
     if loss.numel() != 1:
-        raise TrainingFailed(f"loss has shape {tuple(loss.shape)}, not a scalar: return its mean, e.g. loss.mean()")
+        shape = tuple(loss.shape)
+        raise TrainingFailed(f"loss has shape {shape}, not a scalar: return its {kind}, e.g. loss.{kind}()")
     if not loss.requires_grad:
         raise TrainingFailed("loss does not depend on any trainable parameter: was it detached, or is all frozen?")
     return loss

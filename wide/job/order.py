@@ -125,10 +125,15 @@ def _told(said: Any, samples: int, where: str) -> Told:
         sizes = [rows.shape[1]] * len(rows) if rows.dim() == 2 else None
         return Told(_checked(rows, samples, where), sizes)
     items = list(_finite(said, samples, where))
-    if items and _is_list(items[0]):
-        lists = [_checked(torch.as_tensor(item), samples, where) for item in items]
-        return Told(torch.cat(lists), [len(ids) for ids in lists])
-    return Told(_checked(torch.as_tensor(items), samples, where), None)
+    if len({_is_list(item) for item in items}) > 1:
+        raise TrainingFailed(f"{where}: it gives ids, or lists of ids, but not both")
+    try:
+        if items and _is_list(items[0]):
+            lists = [_checked(torch.as_tensor(item), samples, where) for item in items]
+            return Told(torch.cat(lists), [len(ids) for ids in lists])
+        return Told(_checked(torch.as_tensor(items), samples, where), None)
+    except (TypeError, ValueError, RuntimeError):
+        raise TrainingFailed(f"{where}: ids are whole numbers, and here is something else among them") from None
 
 
 def _finite(said: Iterable[Any], samples: int, where: str) -> Iterator[Any]:
@@ -141,7 +146,9 @@ def _finite(said: Iterable[Any], samples: int, where: str) -> Iterator[Any]:
 
 
 def _is_list(item: Any) -> bool:
-    return isinstance(item, Sequence | np.ndarray) or (isinstance(item, torch.Tensor) and item.dim() > 0)
+    return (isinstance(item, Sequence | np.ndarray) and not isinstance(item, str)) or (
+        isinstance(item, torch.Tensor) and item.dim() > 0
+    )
 
 
 def _checked(ids: torch.Tensor, samples: int, where: str) -> torch.Tensor:

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset,
 
 from wide.errors import TrainingFailed
 from wide.job.definition import DEFAULT_BATCH_SIZE, Job
-from wide.job.here import Here, enter
+from wide.job.here import Here, enter, leave
 from wide.job.loader import Understood, understood
 from wide.job.loading import users_code
 from wide.job.schedule import Schedule, Step
@@ -27,6 +27,7 @@ class Samples:
     """The job's data set, opened once; `batch(ids, seed)` is what DataLoader would have given for those ids."""
 
     def __init__(self, job: Job, seed: int) -> None:
+        leave()
         OwnGenerators(dataset=job.dataset).rewind()
         seed_everything(seed)  # a random split, or random data, is the same on every machine
         with users_code("dataset() failed"):
@@ -59,7 +60,8 @@ class Samples:
                 f"dataset() returned a DataLoader with batch_size {loader.batch_size}, and the job has "
                 f"{job.batch_size}: leave it out of one of them"
             )
-        self._dataset, self.batch_size, self.drop_last = loader.dataset, loader.batch_size, loader.drop_last
+        self._dataset, self.batch_size = loader.dataset, loader.batch_size
+        self.drop_last = job.drop_last or loader.drop_last
         self.order = job.order or loader.order
         return job.collate or loader.collate
 

@@ -21,7 +21,7 @@ from wide.errors import TrainingFailed
 from wide.job.order import Ids, Order, ask, remark, shuffled
 from wide.job.seeding import mix
 
-PIECES = 8  # batches that an update is cut into, if the job does not say
+PIECES = 8  # batches that an update is cut into, if the job does not say; of two samples at least, as BatchNorm needs
 
 
 class Step(NamedTuple):
@@ -76,15 +76,15 @@ class Pieces:
     """Updates of one size, each cut into batches that differ by a sample at most; only the epoch's last is smaller."""
 
     def __init__(self, samples: int, update: int) -> None:
-        self._samples, self._update, self._most = samples, update, min(PIECES, update)
+        self._samples, self._update, self._most = samples, update, _count(update)
         self.steps = math.ceil(samples / update)
         self._rest = samples - (self.steps - 1) * update  # in the last step
-        self.batches = (self.steps - 1) * self._most + min(PIECES, self._rest)
+        self.batches = (self.steps - 1) * self._most + _count(self._rest)
 
     def start(self, batch: int) -> int:
         step, piece = divmod(batch, self._most)
         samples = self._update if step < self.steps - 1 else self._rest
-        size, larger = divmod(samples, min(self._most, samples))
+        size, larger = divmod(samples, _count(samples))
         return min(step * self._update + piece * size + min(piece, larger), self._samples)
 
     def first(self, step: int) -> int:
@@ -116,8 +116,13 @@ class Table:
         return bisect.bisect_right(self._firsts, batch) - 1
 
 
+def _count(samples: int) -> int:
+    """Of pieces."""
+    return max(1, min(PIECES, samples // 2))
+
+
 def _pieces(samples: int) -> list[int]:
-    count = min(PIECES, samples)
+    count = _count(samples)
     size, larger = divmod(samples, count)
     return [size + (i < larger) for i in range(count)]
 
@@ -158,7 +163,7 @@ class Schedule:
         self.given = {"samples": samples, "batch_size": batch_size, "batches_per_step": batches_per_step}
         self._asked_per_step, self._drop_last, self._evaluate_every = batches_per_step, drop_last, evaluate_every
         self._order = order if order is not None else shuffled()
-        self.batches_per_step = batches_per_step or min(PIECES, batch_size)
+        self.batches_per_step = batches_per_step or _count(batch_size)
         self.samples_per_step = batch_size * (batches_per_step or 1)
         self._sheets: dict[int, Sheet] = {}
         self._sums: dict[int, int] = {}  # of a user's order, by epoch
@@ -172,6 +177,9 @@ class Schedule:
         self.per_epoch = self._whole(count or 0)
         cut = self._even or self._sheet(0).cut
         self.batches_per_epoch, self.steps_per_epoch = cut.batches, cut.steps
+        if self._even is None and batches_per_step is None:
+            self.batches_per_step = cut.first(1)
+            self.samples_per_step = cut.start(self.batches_per_step)
         if batches_per_step is not None or self._even is None:
             self.given["per_epoch"] = self.per_epoch
         self.step = lru_cache(maxsize=8)(self._step)  # asked for again and again, on the way of every gradient
@@ -301,7 +309,7 @@ class Schedule:
         if self._sums[epoch] != _sum(told.ids):
             raise TrainingFailed(
                 f"order gives another order for epoch {epoch} when it is asked again: derive it from epoch and "
-                "generator alone"
+                "generator alone (a loader's sampler: from set_epoch, or torch's generator)"
             )
         return told
 

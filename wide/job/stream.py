@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from wide.errors import TrainingFailed
+from wide.job.here import nowhere
 from wide.job.loading import users_code
 from wide.job.order import Ids, Order
 from wide.job.seeding import OwnGenerators, generators, mix, seed_everything
@@ -39,6 +40,7 @@ class Stream:
         self._pass = self._in_pass = 0  # which one is being read, and how much of it was
         self._next = self._base = 0  # the numbers of the sample that will be read next, and of the first that is kept
         self._reading = threading.RLock()
+        self._broken: TrainingFailed | None = None
         self._kept: dict[int, Any] = {}
         self._marks: dict[int, Any] = {}  # where steps begin: how to go on from there
 
@@ -131,12 +133,20 @@ class Stream:
 
     def _read(self) -> bool:
         """One more; not, if there is none in this pass."""
-        with generators, users_code(f"the data set failed at sample {self._next}"):
-            if self._iterator is None:
-                self._reseed(mix(self._seed, READING, self._pass))
-                self._iterator = iter(self._dataset)
-            self._reseed(mix(self._seed, READING, self._pass, self._in_pass))
-            found = list(itertools.islice(self._iterator, 1))
+        if self._broken is not None:
+            raise self._broken  # a generator that has raised would look as if it were at its end
+        try:
+            with generators, nowhere(), users_code(f"the data set failed at sample {self._next}"):
+                if self._iterator is None:
+                    self._reseed(mix(self._seed, READING, self._pass))
+                    if callable(set_epoch := getattr(self._dataset, "set_epoch", None)):
+                        set_epoch(self._pass)
+                    self._iterator = iter(self._dataset)
+                self._reseed(mix(self._seed, READING, self._pass, self._in_pass))
+                found = list(itertools.islice(self._iterator, 1))
+        except TrainingFailed as error:
+            self._broken = error
+            raise
         if not found:
             return False
         self._kept[self._next] = found[0]

@@ -190,7 +190,7 @@ class Training:
                 if self._received:
                     raise Interrupted(self._interrupted, self._received[0]) from None
                 names = ", ".join(error.names[:3]) + (f" and {len(error.names) - 3} more" if error.names[3:] else "")
-                log.info("the loss moves %s: what it makes of them travels with every update from now on", names)
+                log.info("%s: moved by the loss, or by after_step; their values travel with every update", names)
                 self._moved |= set(error.names)
                 self.folder.holds_run = True
 
@@ -242,7 +242,7 @@ class Training:
     def _schedule(self, samples: Samples, seed: int) -> Schedule:
         job = self.job
         if samples.stream is not None and self._wanted[1] is not None:
-            log.info("reading the data set once, to see how long it is (Job(steps=…) or __len__ would spare that)")
+            log.info("reading the data set once, to see how long it is (has it no end? Give Job(steps=…))")
         samples.measure(self._wanted[1] is not None, samples.batch_size * (job.batches_per_step or 1))
         kind = (samples.batch_size, job.batches_per_step, seed, samples.order, samples.drop_last, job.evaluate_every)
         schedule = Schedule(len(samples), *kind)
@@ -380,7 +380,7 @@ class Training:
         assert self._run is not None
         record, model = self._run.record, course.master.model
         record.flush(force=True)
-        course.master.descent.rest()
+        course.master.rest()
         unbind(model)
         seconds = max(record.seconds, 1e-9)
         tenth = max(1, len(record.losses) // 10)

@@ -25,6 +25,7 @@ LATER = (0, 1, 3, 7, 15, 25, 40, 70, 99, 100, 150, 300, 499, 500, 999, 1_000, 1_
 MOST_NUMBERS = 40  # of the user's code, with their neighbours
 FEW = 4  # items: no list of numbers, but numbers in a list
 MANY = 10_000  # so long a list may become
+LARGE_NBYTES = 64 << 20  # of one array: not copied
 MOST_KEPT = 100_000  # items of a container that can be put back
 MOST_SUSPECTS = 16
 MOST_S = 3.0  # for trying one after the other
@@ -209,8 +210,10 @@ def _quietly() -> Iterator[None]:
 
 
 def _copy(value: Any) -> Any:
-    """None, if it cannot be copied."""
+    """None, if it cannot be copied, or is data, most likely, of which a copy would cost more than it tells."""
     try:
+        if isinstance(value, torch.Tensor | np.ndarray) and value.nbytes > LARGE_NBYTES:
+            return None
         return value.detach().clone() if isinstance(value, torch.Tensor) else copy.copy(value)
     except Exception:
         return None
@@ -244,7 +247,7 @@ def _digest(tensor: torch.Tensor) -> bytes:
 
 def _some(array: np.ndarray) -> np.ndarray:
     flat = array.reshape(-1)
-    return flat if flat.nbytes <= MOST_BYTES else flat[::997]
+    return flat if flat.nbytes <= MOST_BYTES else flat[:: max(997, flat.size >> 16)]
 
 
 def _others(place: Place, turning_points: list[int]) -> Generator[None, None, None]:

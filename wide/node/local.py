@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from wide.codec.layout import Flat, by_counts, settle
+from wide.codec.layout import Flat, bring_home, by_counts, settle
 from wide.job.definition import Job
 from wide.job.descent import Descent
 from wide.job.here import Logged, added
@@ -78,6 +78,8 @@ class OwnSteps:
             self._logged = added(self._logged, total.logged)
             by_counts(total, len(new))
             self._descent.step(total.trainable, total.touched, number)
+            if not self._descent.is_torchs:
+                bring_home(self._descent.parameters, self._trainer.bound.trainable)
             self._descent.advance(number + 1, mine[-1].epoch)
             self._move_buffers(total)
             self._touched |= total.touched | sum(1 << i for i in total.moved)

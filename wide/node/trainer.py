@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd import Variable
 
-from wide.codec.layout import Flat, Layout, Slot, bind, join
+from wide.codec.layout import MIXED, Flat, Layout, Slot, bind, join
 from wide.codec.spare import Spare
 from wide.errors import TrainingFailed, WideError
 from wide.job.definition import Job, Phase
@@ -200,8 +200,12 @@ class Trainer:
         self._watch.end()
         if len(losses) < len(places):
             block, part = total.first()
-            return part, losses[: block.size]
-        return total.take(), losses
+            losses = losses[: block.size]
+        else:
+            part = total.take()
+        if len(part.weights) not in (0, len(losses)):
+            raise TrainingFailed(MIXED)
+        return part, losses
 
     def release(self, flat: Flat) -> None:
         if flat is not self._on_host:
