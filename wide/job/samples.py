@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset,
 from wide.errors import TrainingFailed
 from wide.job.definition import Job
 from wide.job.loading import users_code
+from wide.job.opened import dataset_of
 from wide.job.seeding import OwnGenerators, generators, mix, seed_everything
 
 PROBES = 5  # samples that machines compare
@@ -22,10 +23,7 @@ class Samples:
     """The job's data set, opened once; `batch(ids, seed)` is what DataLoader would have given for those ids."""
 
     def __init__(self, job: Job, seed: int) -> None:
-        OwnGenerators(dataset=job.dataset).rewind()
-        seed_everything(seed)  # a random split, or random data, is the same on every machine
-        with users_code("dataset() failed"):
-            self._dataset = job.dataset()
+        self._dataset = dataset_of(job, seed)
         _check_kind(self._dataset)
         with users_code("dataset() failed: what it returned has no length"):
             self._length = len(self._dataset)
