@@ -90,7 +90,7 @@ def pool(job: str) -> dict[str, float]:
         started_at = time.time()
         process = subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ | {"WIDE_LOG": ""})
         try:
-            pss_mb = _watch_memory(process)
+            pss_mb = watch_memory(process)
             output = process.communicate()[0]
         finally:
             process.kill()  # if we were stopped
@@ -107,7 +107,7 @@ def pool(job: str) -> dict[str, float]:
     }
 
 
-def _watch_memory(process: subprocess.Popen[bytes]) -> float:
+def watch_memory(process: subprocess.Popen[bytes]) -> float:
     """The largest sum of PSS over the process and all it started, read once a second."""
     most = 0.0
     while process.poll() is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 
+import msgspec
 import torch
 from torch import nn
 
@@ -30,7 +31,7 @@ class Costly(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
 
 
 def large() -> torch.Tensor:
-    return torch.ones(int(DATA_MB * 1e6) // (4 * WIDTH), WIDTH)
+    return torch.full((int(DATA_MB * 1e6) // (4 * WIDTH), WIDTH), 0.01)
 
 
 def model() -> nn.Module:
@@ -49,6 +50,14 @@ costly = wide.Job(
     batch_size=BATCH,
     batches_per_step=8,
 )
+
+
+def captured() -> wide.Job:
+    """As a script or a notebook has it: the data are there, and a closure uses them."""
+    data = large()
+    return msgspec.structs.replace(heavy, dataset=lambda: data)
+
+
 heavy = wide.Job(
     model=lambda: nn.Linear(WIDTH, 1),
     dataset=large,

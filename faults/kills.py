@@ -133,7 +133,7 @@ def attempt(spec: str, out: str, nodes: int, failpoints: str, parent: Pipe) -> N
     training = Training(load(spec), "kills", options, Origin(["kills"]))
     if nodes:
         with contextlib.closing(Crew(spec, options, LocalNodes(spec, options, nodes), evaluates=False)) as crew:
-            result = training.train(crew)
+            result = training.train(lambda: crew)
     else:
         result = training.train(None)
     parent.send_bytes(result.to_json().encode())

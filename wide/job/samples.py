@@ -15,6 +15,7 @@ from wide.job.definition import DEFAULT_BATCH_SIZE, Job
 from wide.job.here import Here, enter, leave
 from wide.job.loader import Understood, understood
 from wide.job.loading import users_code
+from wide.job.opened import dataset_of
 from wide.job.schedule import Schedule, Step
 from wide.job.seeding import OwnGenerators, generators, mix, seed_everything
 from wide.job.stream import ENDLESS, Stream, as_read
@@ -28,10 +29,7 @@ class Samples:
 
     def __init__(self, job: Job, seed: int) -> None:
         leave()
-        OwnGenerators(dataset=job.dataset).rewind()
-        seed_everything(seed)  # a random split, or random data, is the same on every machine
-        with users_code("dataset() failed"):
-            self._dataset = job.dataset()
+        self._dataset = dataset_of(job, seed)
         self.batch_size, self.order, self.drop_last, collate = job.batch_size, job.order, job.drop_last, job.collate
         if isinstance(self._dataset, DataLoader):
             collate = self._use(understood(self._dataset), job)

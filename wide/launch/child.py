@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection as Pipe
 from multiprocessing.connection import wait
 from typing import Any, NoReturn
@@ -24,6 +25,7 @@ from wide.job.definition import Job
 from wide.job.loading import load, values_of
 from wide.job.settings import use_settings
 from wide.launch.crew import Crew, LocalNodes, Member
+from wide.launch.processes import CONTEXT, HAS_FORKSERVER
 from wide.launch.relay import Relay
 from wide.launch.signals import BEFORE, on_signals
 from wide.launch.training import Origin, Training
@@ -35,6 +37,7 @@ from wide.transport.endpoint import Endpoint
 from wide.transport.tcp import SILENCE_S
 
 NOTEBOOK = "notebook"  # a job that has no name there
+_unpickled: tuple[bytes, tuple[Job, dict[str, Any]]] | None = None
 RETRY_S = math.inf  # a node of our own ends with its coordinator, however long that opens its data
 
 
@@ -70,11 +73,15 @@ def coordinate(
     try:
         post = relay.post if relay is not None and screen is not None else None
         variable = "job" if spec or name == NOTEBOOK else name
-        loaded, values = _loaded(job)
+        ready, values = _loaded(job)
         origin = Origin(command, spec, isinstance(job, bytes), end, post, variable, values)
-        with contextlib.suppress(OSError):  # killed meanwhile: this process is about to notice, too
-            parent.send_bytes(msgspec.json.encode(("loaded",)))
-        answer: tuple[object, ...] = ("result", _train(loaded, job, name, options, origin, relay))
+        training = Training(ready, name, options, origin)
+
+        def loaded() -> None:
+            with contextlib.suppress(OSError):  # killed meanwhile: this process is about to notice, too
+                parent.send_bytes(msgspec.json.encode(("loaded",)))
+
+        answer: tuple[object, ...] = ("result", _train(training, job, options, loaded, relay))
     except WideError as error:
         answer = ("error", error.exit_code, str(error), error.details)
     except KeyboardInterrupt:
@@ -86,16 +93,40 @@ def coordinate(
         parent.send_bytes(msgspec.json.encode(answer))
 
 
-def _train(loaded: Job, job: str | bytes, name: str, options: Options, origin: Origin, relay: Relay | None) -> str:
-    training = Training(loaded, name, options, origin)
-    launcher = LocalNodes(job, options, default_nodes(options))
-    evaluates = loaded.evaluate is not None and not options.only_plans
-    with contextlib.closing(Crew(job, options, launcher, evaluates)) as crew:
-        threading.Thread(target=end_with_parent, daemon=True).start()
-        if relay is not None:
-            relay.start()
-        result = training.train(crew)
+def _train(
+    training: Training, job: str | bytes, options: Options, loaded: Callable[[], None], relay: Relay | None
+) -> str:
+    evaluates = training.job.evaluate is not None and not options.only_plans
+    with contextlib.ExitStack() as stack:
+
+        def gather() -> Crew:
+            """The data set first: nodes that are forked from here find it in their memory."""
+            with _ending_with_parent():
+                may_fork = training.open_ahead() if HAS_FORKSERVER else True
+            loaded()
+            launcher = LocalNodes(job, options, default_nodes(options), may_fork=may_fork)
+            crew = stack.enter_context(contextlib.closing(Crew(job, options, launcher, evaluates)))
+            threading.Thread(target=end_with_parent, daemon=True).start()
+            if relay is not None:
+                relay.start()
+            return crew
+
+        result = training.train(gather)
         return training.plan_words if options.only_plans else result.to_json()
+
+
+@contextlib.contextmanager
+def _ending_with_parent() -> Iterator[None]:
+    """While the block runs, and not a moment longer: afterwards this process has to be free of threads."""
+    ours, theirs = CONTEXT.Pipe()
+    thread = threading.Thread(target=end_with_parent, kwargs={"unless": ours}, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        theirs.close()
+        thread.join()
+        ours.close()
 
 
 def serve_pool(member: Member) -> None:
@@ -136,28 +167,35 @@ def _job(job: str | bytes) -> Job:
 
 
 def _loaded(job: str | bytes) -> tuple[Job, dict[str, Any]]:
-    """And the values that it was made with."""
+    """And the values that it was made with. Those who were forked from a process that has it need not unpickle it
+    again: its memory is shared.
+    """
+    global _unpickled
     if isinstance(job, str):
         return load(job), values_of(job)
-    import cloudpickle  # from a parent to its own child: the only place where this is allowed
+    if _unpickled is not None and _unpickled[0] is job:
+        return _unpickled[1]
+    from wide.launch.sent import received  # cloudpickle is for those who need it
 
     try:
-        wanted, loaded, values = cloudpickle.loads(job)
+        wanted, loaded, values = received(job)
     except Exception as error:
         raise UsageError(f"the job could not be sent here ({error}): put it into a file of its own") from None
     if wanted:
         use_settings(wanted)
     ready: tuple[Job, dict[str, Any]] = loaded, values
+    _unpickled = job, ready
     return ready
 
 
-def end_with_parent(grace_s: float | None = None) -> None:
+def end_with_parent(grace_s: float | None = None, unless: Pipe | None = None) -> None:
     """Should the parent be killed, no child stays behind, not even one deep in a long computation. What catches the
-    signal has so long to end by itself.
+    signal has so long to end by itself. Whoever closes the other end of `unless` ends the watch instead.
     """
     parent = multiprocessing.parent_process()
     if parent is not None:
-        wait([parent.sentinel])
+        if parent.sentinel not in wait([parent.sentinel, *([unless] if unless is not None else [])]):
+            return
         os.kill(os.getpid(), signal.SIGTERM)
         if grace_s is not None:
             time.sleep(grace_s)

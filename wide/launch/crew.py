@@ -28,6 +28,7 @@ class Launcher(Protocol):
 
     is_open: bool  # may others come, too?
     is_here: bool  # does it start them on this machine?
+    may_fork: bool  # from this process?
 
     def start(self, endpoint: Endpoint) -> None: ...
     def trouble(self) -> str: ...  # why no node will ever come any more, if so
@@ -51,9 +52,12 @@ class LocalNodes:
 
     is_here = True
 
-    def __init__(self, job: str | bytes, options: Options, count: int, is_open: bool = False) -> None:
+    def __init__(
+        self, job: str | bytes, options: Options, count: int, is_open: bool = False, may_fork: bool = True
+    ) -> None:
         self._job, self._options, self._count, self.is_open = job, options, count, is_open
-        self._children = Children()
+        self.may_fork = may_fork  # from this process
+        self._children = Children(may_fork)
 
     def start(self, endpoint: Endpoint) -> None:
         for index in range(1, self._count + 1):
@@ -98,7 +102,7 @@ class Crew:
         token, evaluator = door.token or secrets.token_hex(16), secrets.token_hex(16)
         self.guests = door.guests(token, evaluator)
         self.is_open, self.trouble = launcher.is_open, launcher.trouble
-        self._launcher, self._evaluator = launcher, Children()
+        self._launcher, self._evaluator = launcher, Children(launcher.may_fork)
         launcher.start(self._endpoint(launcher.is_here, of_token(token), options))
         if evaluates:
             endpoint = self._endpoint(True, of_token(evaluator, "evaluator"), options)

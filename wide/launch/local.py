@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -73,7 +73,8 @@ def run_job(what: Job | Function, values: Mapping[str, Any] | None, **given: Any
     _first_words(name, options)
     if options.node_count == 0:
         return _run_here(job, name, options, script or "", is_python=True, values=made_with)
-    result = from_json(_run_in_child(_pickled(job, made_with), name, options, script or ""))
+    with _pickled(job, made_with) as words:
+        result = from_json(_run_in_child(words, name, options, script or ""))
     from wide.store.weights import load_weights
 
     model = load_weights(job.model(), Path(result.run_dir))
@@ -120,18 +121,21 @@ def _first_words(name: str, options: Options) -> None:
         print(f"wide: training {name} {where}; loading torch and the job …", file=sys.stderr, flush=True)
 
 
-def _pickled(job: Job, values: Values) -> bytes:
+@contextlib.contextmanager
+def _pickled(job: Job, values: Values) -> Iterator[bytes]:
     """The job by value, lambdas included, just as it is now: nobody runs the user's script again."""
-    import cloudpickle  # from a parent to its own child: the only place where this is allowed
+    from wide.launch.sent import sent  # cloudpickle is for those who need it
 
     copyreg.dispatch_table[functools._lru_cache_wrapper] = _cached_function  # cloudpickle would send a name only
-    try:
-        pickled: bytes = cloudpickle.dumps((_settings(), job, values))
-    except Exception as error:
-        raise UsageError(f"the job cannot be sent to node processes ({error}): put it into a file of its own") from None
-    finally:
-        del copyreg.dispatch_table[functools._lru_cache_wrapper]
-    return pickled
+    with contextlib.ExitStack() as stack:
+        try:
+            words = stack.enter_context(sent((_settings(), job, values)))
+        except Exception as error:
+            why = f"the job cannot be sent to node processes ({error})"
+            raise UsageError(f"{why}: put it into a file of its own") from None
+        finally:
+            del copyreg.dispatch_table[functools._lru_cache_wrapper]
+        yield words
 
 
 def _settings() -> dict[str, Any]:
@@ -157,7 +161,7 @@ def _run_here(job: Job, name: str, options: Options, spec: str, is_python: bool,
     from wide.launch.training import Origin, Training
 
     origin = Origin(sys.argv, spec, is_python, None if is_python else say_and_end, values=values)
-    return Training(job, name, options, origin).train(crew=None)
+    return Training(job, name, options, origin).train(None)
 
 
 def _run_in_child(job: str | bytes, name: str, options: Options, script: str = "") -> bytes:

@@ -44,12 +44,15 @@ def warm_up(job_spec: str = "") -> None:
 class Children:
     """The child processes of one run."""
 
-    def __init__(self) -> None:
+    def __init__(self, may_fork: bool = True) -> None:
         self._processes: list[BaseProcess] = []
+        self._may_fork = may_fork  # from this process, and not only from the server
 
     def start(self, module: str, function: str, *arguments: object, may_have_children: bool = False) -> BaseProcess:
         """Call `function` of `module` in a new process; the module is imported there, not here."""
-        process = _process_class()(target=_call, args=(module, function, *arguments), daemon=not may_have_children)
+        process = _process_class(self._may_fork)(
+            target=_call, args=(module, function, *arguments), daemon=not may_have_children
+        )
         with _main_left_alone():
             process.start()
         self._processes.append(process)
@@ -93,13 +96,13 @@ class Children:
                 process.join()
 
 
-def _process_class() -> type[BaseProcess]:
+def _process_class(may_fork: bool) -> type[BaseProcess]:
     """A process that was itself forked from the warm server forks its own children, as long as it has no threads and
     has not touched a GPU.
     """
     cuda = getattr(sys.modules.get("torch"), "cuda", None)  # where it is in use already, it does not survive a fork
     is_forkable = threading.active_count() == 1 and not (cuda is not None and cuda.is_initialized())
-    is_warm = HAS_FORKSERVER and multiprocessing.parent_process() is not None and is_forkable
+    is_warm = may_fork and HAS_FORKSERVER and multiprocessing.parent_process() is not None and is_forkable
     return multiprocessing.get_context("fork").Process if is_warm else CONTEXT.Process
 
 

@@ -73,7 +73,7 @@ def serve(spec: str, options: Options, serving: Serving) -> Result:
         crew = stack.enter_context(contextlib.closing(Crew(spec, options, launcher, job.evaluate is not None, door)))
         _remember(folder, listener, serving.address, before)
         _tell(folder, keys, listener)
-        return training.train(crew)
+        return training.train(lambda: crew)
 
 
 def _as_before(spec: str, options: Options, serving: Serving) -> tuple[Options, Listening | None]:

@@ -34,6 +34,7 @@ from wide.exchange.feed import Feed
 from wide.job.definition import Job
 from wide.job.here import Here
 from wide.job.model import begun, build_model
+from wide.job.opened import open_ahead
 from wide.job.program import program_of
 from wide.job.samples import Samples
 from wide.job.schedule import Schedule
@@ -109,8 +110,18 @@ class Training:
         self._received: list[int] = []  # signals
         self.plan_words = ""  # the plan as JSON, if that is all that was wanted
 
-    def train(self, crew: Crew | None) -> Result:
-        """Train to the end, with whoever comes in by the crew's door; without a crew, all alone."""
+    def open_ahead(self) -> bool:
+        """The data set, so that nodes that are forked from here have it: may they be? Should the run turn out to have
+        another seed, each opens its own.
+        """
+        asked = story_of.asked(self.dir) if self.folder.holds_run else {}
+        given = self.options.seed if self.options.seed is not None else asked.get("seed")
+        return open_ahead(self.job, given if given is not None else self.job.seed)
+
+    def train(self, gather: Callable[[], Crew] | None) -> Result:
+        """Train to the end, with whoever comes in by the crew's door; without a crew, all alone. The crew is gathered
+        once the run has a story, and before there are threads.
+        """
         with contextlib.closing(self.folder), logging_to(self.options.log, self.dir / LOG):
             self._asked_before = story_of.asked(self.dir)
             origin = self._origin
@@ -118,6 +129,7 @@ class Training:
             if self._origin.end is not None:
                 on_signals(lambda number, frame: self._give_up(story, number))
             wishes.forget(self.dir)
+            crew = self._gathered(gather, story)
             tells = self.options.log != "silent"
             with tracking(self.options.track, self.dir), shown_on_page(self._place, self.dir, tells):
                 try:
@@ -127,6 +139,13 @@ class Training:
                     raise
                 story.ended(result.summary())
             return result
+
+    def _gathered(self, gather: Callable[[], Crew] | None, story: Story) -> Crew | None:
+        try:
+            return gather() if gather is not None else None
+        except BaseException as error:
+            story.failed(error)
+            raise
 
     def _give_up(self, story: Story, number: int) -> None:
         """A signal, while data and model are built: the user's code has no say in it."""

@@ -11,6 +11,7 @@ import io
 import os
 import pickle
 import struct
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
 from typing import Any, NamedTuple
@@ -71,9 +72,13 @@ def receive(pipe: Connection) -> Parcel:
     said = pipe.recv_bytes()
     is_in_memory, count = HEAD.unpack_from(said)
     sizes = struct.unpack_from(f"={count}Q", said, HEAD.size)
-    starts = _starts(sizes)
-    room = _memory(pipe, starts[-1]) if is_in_memory else _aligned(memoryview(said)[HEAD.size + 8 * count :])
-    return Parcel([room[start : start + size] for start, size in zip(starts, sizes, strict=False)])
+    inline = memoryview(said)[HEAD.size + 8 * count :]
+    return cut(_memory(pipe, _starts(sizes)[-1]) if is_in_memory else _aligned(inline), sizes)
+
+
+def cut(room: memoryview, sizes: Sequence[int]) -> Parcel:
+    """The parcel that was written there."""
+    return Parcel([room[start : start + size] for start, size in zip(_starts(sizes), sizes, strict=False)])
 
 
 def unwrap(parcel: Parcel) -> Any:
@@ -95,7 +100,7 @@ def _aligned(said: memoryview) -> memoryview:
     return room
 
 
-def _starts(sizes: Any) -> list[int]:
+def _starts(sizes: Sequence[int]) -> list[int]:
     """Where parts of these sizes begin, and where the last one ends."""
     starts = [0]
     for size in sizes:
