@@ -303,6 +303,84 @@ def test_a_parameter_that_is_given_other_memory_keeps_its_value(tmp_path):
     assert one.weights_sha256 == two.weights_sha256
 
 
+SHARED = {"scale": 1.0}
+KEPT = {"steps": 0}
+
+
+def scaled(model, batch):
+    return ce(model, batch) * SHARED["scale"]
+
+
+def changes_what_the_loss_sees(model, where):
+    SHARED["scale"] = 1.0 + where.step
+
+
+def keeps_something(model, where):
+    KEPT["steps"] += 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"after_step": changes_what_the_loss_sees, "loss": scaled},
+            r"after_step changes SHARED .* which the losses on the nodes do not see",
+        ),
+        ({"after_step": lambda model, where: setattr(model, "heat", where.step)}, r"after_step changes model.heat"),
+        (
+            {"after_step": lambda model, where: model.eval() and None},
+            r"switches the model between train\(\) and eval\(\)",
+        ),
+    ],
+)
+def test_an_after_step_that_changes_what_only_it_can_see_is_refused(tmp_path, changes, words):
+    class Warm(nn.Module):
+        heat = 0
+
+        def __init__(self):
+            super().__init__()
+            self.net, self.heat = mlp(), -1
+
+        def forward(self, x):
+            return self.net(x)
+
+    with pytest.raises(TrainingFailed, match=words):
+        trained(tmp_path, model=Warm, **changes)
+
+
+def test_what_an_after_step_keeps_for_itself_is_told_once(tmp_path):
+    trained(tmp_path, after_step=keeps_something)
+    words = (tmp_path / "run" / "log.jsonl").read_text(encoding="utf-8")
+    assert words.count("after_step keeps KEPT") == 1
+
+
+# ── updates in pieces ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def contrastive(model, batch):
+    seen = nn.functional.normalize(model(batch[0]), dim=1)
+    return nn.functional.cross_entropy(seen @ seen.T, torch.arange(len(seen)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, ""),
+        ({"loss": per_sample}, ""),
+        ({"loss": lambda model, batch: ce(model, batch) + torch.rand(()) * model[0].weight.sum()}, ""),
+        ({"loss": contrastive}, "so a loss that compares samples, or is a sum, is another one"),
+        ({"loss": lambda m, b: nn.functional.cross_entropy(m(b[0]), b[1], reduction="sum")}, "or is a sum"),
+        ({"model": lambda: nn.Sequential(nn.BatchNorm1d(6), mlp())}, "BatchNorm sees one at a time"),
+        ({"loss": contrastive, "batches_per_step": 1}, ""),
+    ],
+)
+def test_a_loss_that_is_another_one_in_pieces_is_told(tmp_path, changes, words):
+    trained(tmp_path, steps=1, **({"batch_size": 32, "batches_per_step": None} | changes))
+    log = (tmp_path / "run" / "log.jsonl").read_text(encoding="utf-8")
+    assert ("batches_per_step=1 keeps updates whole" in log) == bool(words)
+    assert words in log
+
+
 # ── where it begins and ends ─────────────────────────────────────────────────────────────────────────────────────────
 
 

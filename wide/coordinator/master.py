@@ -22,7 +22,9 @@ from wide.job.descent import Descent
 from wide.job.here import Here, Logged, enter
 from wide.job.loading import users_code
 from wide.job.model import check_aliases
+from wide.job.outside import Outside
 from wide.job.seeding import generators, mix, seed_everything
+from wide.telemetry.log import log
 
 
 class Master:
@@ -56,6 +58,9 @@ class Master:
         self._resting = Resting(model, self.layout, self.weights)
         self._all = [by_name[slot.name] for slot in (*self.layout.trainable, *self.layout.frozen)]
         self._flags = [parameter.requires_grad for parameter in self._all]
+        owners = [m._parameters for m in model.modules()] + [m._buffers for m in model.modules()]
+        self._outside = Outside(job, model, {(id(owner), key) for owner in owners for key in owner})
+        self._has_told = False
         self.spare = Spare(self.layout, allocate=allocate)
         self.release = self.spare.give
         self._owed: Flat | None = None
@@ -150,9 +155,17 @@ class Master:
             return
         where = self._here(number)
         enter(where)
+        self._outside.look()
         with generators, users_code("after_step failed"), torch.no_grad():
             seed_everything(mix(self._seed, number, 1))
             self._after_step(self.model, where)
+        if (kept := self._outside.check()) and not self._has_told:
+            self._has_told = True
+            log.warning(
+                "after_step keeps %s, which is no part of the model: a run that is resumed begins without it, and "
+                "evaluate() does not see it; keep it in a buffer (register_buffer)",
+                kept,
+            )
         self._rebind()
         if not all(bool(torch.isfinite(weight).all()) for weight in self.weights.trainable):
             raise TrainingFailed(f"after_step made weights that are not finite, in step {number}")

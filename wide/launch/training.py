@@ -40,6 +40,7 @@ from wide.job.samples import Samples
 from wide.job.schedule import Schedule
 from wide.job.settings import build
 from wide.job.spec import arguments_of, split_spec, title_of, told_words
+from wide.job.wholeness import remark
 from wide.launch import dashboard, track
 from wide.launch import story as story_of
 from wide.launch.alone import Alone
@@ -232,6 +233,8 @@ class Training:
             moves = self._moves(model, found[1] if found is not None else None)
             steps, allocate = self._length(schedule), self._common.allocate if is_own_process else None
             master = Master(self.job, model, seed, moves, allocate, lambda step: _here(schedule, step, steps))
+        if found is None and self.options.check:
+            self._tell_of_pieces(model, samples, seed, schedule)
         if found is None and (question := master.descent.question(self._wanted[1], schedule.steps_per_epoch)):
             log.warning("%s", question)
         give_back_free_memory()
@@ -257,6 +260,10 @@ class Training:
             judge=judge,
             samples=samples,
         ), samples
+
+    def _tell_of_pieces(self, model: torch.nn.Module, samples: Samples, seed: int, schedule: Schedule) -> None:
+        if words := remark(self.job, model, samples, seed, schedule.batches_per_step):
+            log.warning("%s", words)
 
     def _schedule(self, samples: Samples, seed: int) -> Schedule:
         job = self.job

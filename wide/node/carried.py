@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from wide.job.picture import picture
 from wide.job.reach import Place, line_of, reach
 
-MOST_BYTES = 1 << 20  # of an array that is looked at as a whole; of a larger one some numbers
 LATER = (0, 1, 3, 7, 15, 25, 40, 70, 99, 100, 150, 300, 499, 500, 999, 1_000, 1_001, 2_500, 10_007, 10**5, 10**6)
 MOST_NUMBERS = 40  # of the user's code, with their neighbours
 FEW = 4  # items: no list of numbers, but numbers in a list
@@ -52,7 +52,7 @@ class Carried:
 
     def look(self) -> None:
         self._found = reach(self._bound, **self._roots)
-        self._before = {place.identity: _picture(value) for place, value in self._values()}
+        self._before = {place.identity: picture(value) for place, value in self._values()}
 
     def has_news(self, compute_s: float) -> bool:
         """In training, after a lease that took so long: is something not as it was, that was never tried? Looked at for
@@ -79,7 +79,7 @@ class Carried:
         """
         deadline = time.monotonic() + MOST_S
         made = [place for place, value in self._values() if self._was_made(place, value)]
-        changing = [place for place in made if _picture(_value(place)) != self._before.get(place.identity)]
+        changing = [place for place in made if picture(_value(place)) != self._before.get(place.identity)]
         suspects = [place for place in changing if not self._passed[place.identity]]
         with _quietly():
             found = self._culprit(made, suspects, first, expected, other, deadline)
@@ -146,7 +146,7 @@ class Carried:
     def _was_made(self, place: Place, value: Any) -> bool:
         """Is it not what it was before the first batch?"""
         first = self._at_first.get(place.identity)
-        return first is None or first.picture != _picture(value)
+        return first is None or first.picture != picture(value)
 
     @contextlib.contextmanager
     def _unmade(self, places: list[Place]) -> Iterator[None]:
@@ -183,7 +183,7 @@ class _Kept:
     """A value as it was."""
 
     def __init__(self, value: Any) -> None:
-        self.picture, self._value = _picture(value), value
+        self.picture, self._value = picture(value), value
         is_small = not isinstance(value, list | dict | set | deque) or len(value) <= MOST_KEPT
         self._copy = _copy(value) if isinstance(value, IN_PLACE) and is_small else None
 
@@ -217,37 +217,6 @@ def _copy(value: Any) -> Any:
         return value.detach().clone() if isinstance(value, torch.Tensor) else copy.copy(value)
     except Exception:
         return None
-
-
-def _picture(value: Any, depth: int = 2) -> Any:
-    """Something to compare: small, and another one if the value is another one."""
-    try:
-        if isinstance(value, nn.Parameter) and depth < 2:
-            return id(value)  # in a list of somebody's: whoever has it looks at it
-        if isinstance(value, torch.Tensor):
-            return tuple(value.shape), str(value.dtype), _digest(value.detach())
-        if isinstance(value, np.ndarray):
-            return value.shape, str(value.dtype), _some(value).tobytes() if value.dtype.kind in "fiubc" else b""
-        if isinstance(value, dict | list | tuple | deque | set):
-            items = list(value.values()) if isinstance(value, dict) else list(value)
-            some = [*items[:4], *items[-4:]] if depth and not isinstance(value, set) else []
-            which = hash(tuple(map(id, items))) if len(items) <= MOST_KEPT else 0  # a cache that is filled, say
-            return len(items), which, [_picture(item, depth - 1) for item in some]
-        is_plain = isinstance(value, bool | int | float | str | np.generic | itertools.count)
-        return repr(value) if is_plain else type(value).__name__
-    except Exception:  # whatever it is, nothing is to be seen of it
-        return type(value).__name__
-
-
-def _digest(tensor: torch.Tensor) -> bytes:
-    if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.is_quantized:
-        return b""
-    return _some(tensor.resolve_conj().resolve_neg().reshape(-1).contiguous().view(torch.uint8).numpy()).tobytes()
-
-
-def _some(array: np.ndarray) -> np.ndarray:
-    flat = array.reshape(-1)
-    return flat if flat.nbytes <= MOST_BYTES else flat[:: max(997, flat.size >> 16)]
 
 
 def _others(place: Place, turning_points: list[int]) -> Generator[None, None, None]:
