@@ -144,6 +144,8 @@ def answer(twin, line, work, **changes):
         {"speeds": {"zstd": (1e-300, 1e300, 0.0, -1.0, 5e-324)}},
         {"losses": [1e100]},
         {"rss_bytes": 2**63 - 1},
+        {"weights": [1e100]},
+        {"logged": {"acc": (float("nan"), 1e100), "\x1b[31m": (1.7e308, 5e-324)}},
     ],
 )
 def test_no_number_of_a_peer_ends_the_coordinator(lies):
@@ -171,6 +173,12 @@ def test_no_number_of_a_peer_ends_the_coordinator(lies):
         {"compute_s": float("inf")},
         {"received_s": -1.0},
         {"codec": "zstd"},
+        {"weights": [-1.0]},
+        {"weights": [float("nan")]},
+        {"weights": [1.0] * 7},
+        {"logged": {"acc": (1.0, -1.0)}},
+        {"logged": {"a" * 65: (1.0, 1.0)}},
+        {"logged": {f"m{i}": (1.0, 1.0) for i in range(65)}},
     ],
 )
 def test_a_peer_whose_numbers_cannot_be_is_sent_away_and_its_work_is_done_by_others(wrong):
