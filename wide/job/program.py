@@ -24,6 +24,7 @@ OURS = Path(__file__).parents[1]  # which every machine has, installed
 MAIN = ""  # the job's own file, whatever it is called
 ARGUMENTS, SET = "--", "--set "  # the job's own, and each of its function's values
 MOST_LINES = 20_000
+MOST_NBYTES = 2 << 20  # of a file that is looked into for what it imports
 
 Program = dict[str, list[int]]  # by file, a checksum of each line
 
@@ -87,6 +88,8 @@ def _add_packages(file: Path, own: Path, root: Path, found: dict[str, Path], unr
 def _imports(file: Path, root: Path) -> Iterator[str]:
     """What is imported anywhere in that file, also within functions: perhaps it is a module in the folder."""
     try:
+        if file.stat().st_size > MOST_NBYTES:
+            return  # data, in a file of code's name: to read it would take a minute
         tree = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError):
         return
