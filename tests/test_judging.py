@@ -98,12 +98,6 @@ def test_the_best_weights_are_saved_before_it_is_known_that_they_are_the_best():
     assert pool.handle(Judged(is_best=True), 2.0)[0] == NameBest(2)
 
 
-def test_if_nobody_evaluates_any_more_training_goes_on():
-    pool = a_pool()
-    work(pool, join(pool, 1))
-    assert grants(pool.handle(Judged(is_last=True), 2.0))
-
-
 def test_a_run_that_ended_before_the_verdict_waits_for_it_again():
     pool = a_pool(awaited=1)
     assert not join(pool, 1)

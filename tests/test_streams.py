@@ -88,6 +88,40 @@ def test_a_run_goes_on_with_the_next_sample(at, length):
             assert again == 0
 
 
+class Counting(Numbers):
+    """Another order in every pass, by a counter of its own, which is part of its state."""
+
+    def __init__(self, length=10):
+        super().__init__(length)
+        self.passes, self.is_over = 0, False
+
+    def state_dict(self):
+        return {"at": self.at, "passes": self.passes, "is_over": self.is_over}
+
+    def load_state_dict(self, state):
+        self.begin, self.passes, self.is_over = state["at"], state["passes"], state["is_over"]
+
+    def __iter__(self):
+        begin, self.begin = self.begin, 0
+        if self.is_over and begin == self.length:
+            return  # it was told that it had ended
+        self.is_over = False
+        for number in range(begin, self.length):
+            self.at = number + 1
+            yield (number * 7 + self.passes) % 10, random.random()
+        self.passes, self.is_over = self.passes + 1, True
+
+
+@pytest.mark.parametrize("length", [8, 10])
+@pytest.mark.parametrize("at", [4, 8, 10, 12, 16, 20])
+def test_a_data_set_that_counts_its_passes_goes_on_with_the_right_one(at, length):
+    expected = a_stream(Counting(length), length).fetch(0, 30)[at:]
+    before, resumed = a_stream(Counting(length), length), a_stream(Counting(length), length)
+    before.fetch(0, at)
+    resumed.go_on_from(at, before.state(at))
+    assert resumed.fetch(at, 30) == expected
+
+
 def test_how_long_it_is_can_be_read():
     assert Stream(Numbers(7), 0).count() == 7
 

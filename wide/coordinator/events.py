@@ -96,13 +96,10 @@ class CheckpointRequested(Event, frozen=True):
 
 
 class Judged(Event, frozen=True):
-    """A model that was waited for is evaluated: should training end, and why? Is it the best so far? `is_last`: no
-    other will be.
-    """
+    """A model that was waited for is evaluated: should training end, and why? Is it the best so far?"""
 
     why_stop: str = ""
     is_best: bool = False
-    is_last: bool = False
 
 
 class RunFailed(Event, frozen=True):

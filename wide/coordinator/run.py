@@ -123,10 +123,15 @@ class Run:
         self.record.evaluated(epoch, steps, metrics)
         self._judged(epoch, steps, metrics)
 
-    def not_evaluated(self, is_last: bool = False) -> None:
-        """It failed; or there will be nobody any more who could do it."""
+    @property
+    def is_judged(self) -> bool:
+        """Does training depend on what evaluate() says?"""
+        return self._judge is not None and self._judge.wants_metrics
+
+    def not_evaluated(self) -> None:
+        """It failed."""
         if self._judge is not None:
-            self._tell(events.Judged(is_last=is_last))
+            self._tell(events.Judged())
 
     def _judged(self, epoch: int, steps: int, metrics: dict[str, float]) -> None:
         if self._judge is not None:

@@ -334,9 +334,13 @@ class Server:
         self._watch_evaluation()
 
     def _evaluator_lost(self, it: happened.EvaluatorLost) -> None:
+        if self.run.is_judged:
+            raise TrainingFailed(
+                f"the evaluating process ended ({it.why}), and training depends on what it says: "
+                "go on with --resume auto"
+            )
         log.error("the evaluating process ended (%s): training goes on, and is not evaluated any more", it.why)
         self._evaluation.give_up()
-        self.run.not_evaluated(is_last=True)
         self._watch_evaluation()
 
     def _evaluation_failed(self, it: happened.EvaluationFailed) -> None:

@@ -299,7 +299,7 @@ class Pool:
             self._saves_soon |= self._verdicts.keeps_best
 
     def _judged(self, event: events.Judged, now: float) -> list[Action]:
-        self._awaited = max(0, self._awaited - 1) if not event.is_last else 0
+        self._awaited = max(0, self._awaited - 1)
         actions: list[Action] = [events.NameBest(self.steps)] if event.is_best else []
         if event.why_stop:
             return [*actions, *self._end(now, event.why_stop)]

@@ -142,6 +142,8 @@ class Job(msgspec.Struct, metaclass=_Checked, frozen=True, kw_only=True):
             raise UsageError(f"Job(steps=…) must be a whole number, got {self.steps!r}")
         if not isinstance(self.seed, int) or not 0 <= self.seed < 2**63:
             raise UsageError(f"Job(seed=…) must be a whole number from 0 to 2**63 - 1, got {self.seed!r}")
+        if not isinstance(self.drop_last, bool):
+            raise UsageError(f"Job(drop_last=…) must be True or False, got {self.drop_last!r}")
         if self.best is not None and (not isinstance(self.best, str) or not self.best.lstrip("-")):
             raise UsageError(f'Job(best=…) must be the name of a metric, "accuracy" or "-loss", got {self.best!r}')
 
@@ -179,6 +181,10 @@ class Job(msgspec.Struct, metaclass=_Checked, frozen=True, kw_only=True):
     def _check_phases(self) -> None:
         if self.loss is not None or self.optimizer is not None:
             raise UsageError("Job(phases=…) have losses and optimizers of their own: leave out loss and optimizer")
+        if not isinstance(self.phases, list | tuple):
+            raise UsageError(
+                f"Job(phases=…) is a list of wide.Phase(loss, optimizer), got {type(self.phases).__name__}"
+            )
         for phase in self.phases:
             if not isinstance(phase, Phase) or not (callable(phase.loss) and callable(phase.optimizer)):
                 raise UsageError(

@@ -75,8 +75,9 @@ class Stream:
         """Nobody will ask for those."""
         for number in range(self._base, min(below, self._next)):
             self._kept.pop(number, None)
-        for number in [number for number in self._marks if number < below]:
-            self._marks.pop(number, None)
+        for number in list(self._marks):  # another thread may be reading
+            if number < below:
+                self._marks.pop(number, None)
         self._base = max(self._base, below)
 
     def state(self, number: int) -> Any:
@@ -100,36 +101,50 @@ class Stream:
             if said is not None:
                 with users_code("the data set does not take back its state (load_state_dict)"):
                     self._dataset.load_state_dict(said)
+                if not self._in_pass:
+                    self._see_end()
         while self._next < number:
             self._read_next()
             self._kept.pop(self._next - 1, None)
             again += 1
         return again
 
+    def _see_end(self) -> None:
+        """Between two passes: a data set that was told where it had been has to be seen to end there, before it begins
+        anew. One that begins at once is in the next pass already.
+        """
+        if not self._read():
+            self._iterator = None
+
     def _read_next(self) -> None:
         self._mark()
-        was_in_pass = self._in_pass
-        if self._in_pass == self.length or not self._read():
-            if self.length != ENDLESS and self._in_pass < self.length:
-                raise TrainingFailed(
-                    f"the data set ended after {self._in_pass} samples of {self.length}: its length, or an earlier "
-                    "pass, said otherwise"
-                )
-            if not was_in_pass:
-                raise TrainingFailed(
-                    f"the data set gave no sample in pass {self._pass + 1}: can it be read only once? Give it an "
-                    "__iter__ that begins anew, or fewer steps"
-                )
-            self._pass, self._in_pass, self._iterator = self._pass + 1, 0, None
-            self._read_next()
+        if self._in_pass < self.length and self._read():
+            return
+        if self.length != ENDLESS and self._in_pass < self.length:
+            raise TrainingFailed(
+                f"the data set ended after {self._in_pass} samples of {self.length}: its length, or an earlier "
+                "pass, said otherwise"
+            )
+        if not self._in_pass:
+            raise TrainingFailed(
+                f"the data set gave no sample in pass {self._pass + 1}: can it be read only once? Give it an "
+                "__iter__ that begins anew, or fewer steps"
+            )
+        if self._in_pass == self.length and self._iterator is not None and self._read():
+            self._next -= 1  # it goes on, but this is as long as it said; otherwise it was seen to end
+            self._kept.pop(self._next)
+        self._pass, self._in_pass, self._iterator = self._pass + 1, 0, None
+        self._read_next()
 
     def _mark(self) -> None:
-        """Only at a step's beginning, for it may be large."""
-        at = self._in_pass if self.length != ENDLESS else self._next
+        """Only at a step's beginning, for it may be large. The end of a pass is the beginning of the next one."""
+        is_over = self._in_pass == self.length
+        number, in_pass = (self._pass + 1, 0) if is_over else (self._pass, self._in_pass)
+        at = in_pass if self.length != ENDLESS else self._next
         if at % self._every == 0 and self._next not in self._marks and hasattr(self._dataset, "state_dict"):
             with users_code("the data set's state_dict() failed"):
-                said = copy.deepcopy(self._dataset.state_dict()) if self._in_pass else None  # a pass begins by itself
-            self._marks[self._next] = (self._pass, self._in_pass, self._next, said)
+                said = copy.deepcopy(self._dataset.state_dict()) if self._next else None  # nothing was read yet
+            self._marks[self._next] = (number, in_pass, self._next, said)
 
     def _read(self) -> bool:
         """One more; not, if there is none in this pass."""
