@@ -132,22 +132,9 @@ def test_stop_when_hears_all_evaluations_so_far():
 
 def test_best_is_the_largest_or_the_smallest_and_never_a_nan():
     values = (0.5, math.nan, 0.4, 0.6, 0.6)
-    judge = a_judge(best="acc")
-    assert [judge.hear(i, 0, {"acc": v}, False).is_best for i, v in enumerate(values, 1)] == [
-        True,
-        False,
-        False,
-        True,
-        False,
-    ]
-    judge = a_judge(best="-acc")
-    assert [judge.hear(i, 0, {"acc": v}, False).is_best for i, v in enumerate(values, 1)] == [
-        True,
-        False,
-        True,
-        False,
-        False,
-    ]
+    for best, expected in (("acc", [True, False, False, True, False]), ("-acc", [True, False, True, False, False])):
+        judge = a_judge(best=best)
+        assert [judge.hear(i, 0, {"acc": v}, False).is_best for i, v in enumerate(values, 1)] == expected
 
 
 def test_a_run_that_goes_on_remembers_what_was_judged():

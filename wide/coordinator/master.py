@@ -58,8 +58,7 @@ class Master:
         self._resting = Resting(model, self.layout, self.weights)
         self._all = [by_name[slot.name] for slot in (*self.layout.trainable, *self.layout.frozen)]
         self._flags = [parameter.requires_grad for parameter in self._all]
-        owners = [m._parameters for m in model.modules()] + [m._buffers for m in model.modules()]
-        self._outside = Outside(job, model, {(id(owner), key) for owner in owners for key in owner})
+        self._outside = Outside(job, model)
         self._has_told = False
         self.spare = Spare(self.layout, allocate=allocate)
         self.release = self.spare.give

@@ -4,7 +4,6 @@ in a global, a closure or an attribute, they never see. Knows the job's function
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any
 
 from torch import nn
@@ -12,7 +11,7 @@ from torch import nn
 from wide.errors import TrainingFailed
 from wide.job.definition import Job
 from wide.job.picture import picture
-from wide.job.reach import Found, Place, line_of, reach
+from wide.job.reach import Found, Place, line_of, namespaces, reach
 
 FIRST = 4  # calls that are looked at; then those whose number is a power of two
 
@@ -20,10 +19,10 @@ FIRST = 4  # calls that are looked at; then those whose number is a power of two
 class Outside:
     """`look` before after_step is called, `check` afterwards."""
 
-    def __init__(self, job: Job, model: nn.Module, bound: Collection[tuple[int, str]]) -> None:
+    def __init__(self, job: Job, model: nn.Module) -> None:
         losses = [phase.loss for phase in job.turns]
         self._theirs = {"model": model, "loss": losses, "dataset": job.dataset, "collate": job.collate}
-        self._own, self._bound, self._model = {"after_step": job.after_step}, bound, model
+        self._own, self._bound, self._model = {"after_step": job.after_step}, namespaces(model), model
         self._calls, self._is_due = 0, False
         self._before: list[tuple[Found, dict[Any, Any]]] = []
         self._modes: list[bool] = []

@@ -115,6 +115,12 @@ def reach(bound: Collection[tuple[int, str]] = (), **roots: Any) -> Found:
     return found
 
 
+def namespaces(model: nn.Module) -> set[tuple[int, str]]:
+    """Where a model keeps its parameters and buffers: `bound`, for `reach`."""
+    owners = [m._parameters for m in model.modules()] + [m._buffers for m in model.modules()]
+    return {(id(owner), key) for owner in owners for key, value in owner.items() if value is not None}
+
+
 def line_of(place: Place, found: Found) -> str:
     """Where it is changed, as far as a look at the source tells: `net.py:42`; empty if that is not to be seen."""
     name = re.escape(place.name.rpartition(".")[2])

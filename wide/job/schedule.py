@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from wide.errors import TrainingFailed
-from wide.job.order import Ids, Order, ask, remark, shuffled
+from wide.job.order import Ids, Order, Told, ask, remark, shuffled
 from wide.job.seeding import mix
 
 PIECES = 8  # batches that an update is cut into, if the job does not say; of two samples at least, as BatchNorm needs
@@ -299,7 +299,7 @@ class Schedule:
         cut = self._cut(self._whole(len(told.ids))) if told.sizes is None else Table(told.sizes, self._asked_per_step)
         return Sheet(told.ids, _raw(told.ids), cut)
 
-    def _again(self, epoch: int) -> Any:
+    def _again(self, epoch: int) -> Told:
         """A user's order is asked for an epoch whenever that is needed: it must say the same."""
         assert not isinstance(self._order, Order)
         told = ask(self._order, self.samples, epoch, mix(self.seed, epoch))

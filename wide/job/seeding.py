@@ -43,6 +43,14 @@ def seed_device(seed: int, device: torch.device) -> None:
         module.manual_seed(seed)
 
 
+def states(device: torch.device | None = None) -> tuple[object, ...]:
+    """Of the global generators, to be compared: has anybody drawn from them?"""
+    is_elsewhere = device is not None and device.type != "cpu"
+    on_device = (torch.get_device_module(device).get_rng_state().numpy().tobytes(),) if is_elsewhere else ()
+    _, keys, position, *_ = np.random.get_state(legacy=True)
+    return torch.get_rng_state().numpy().tobytes(), random.getstate(), np.asarray(keys).tobytes(), position, on_device
+
+
 class OwnGenerators:
     """The generators that the user's objects and functions have for themselves, wherever they keep them."""
 

@@ -5,10 +5,7 @@ cut into batches is not the update of one large batch. Tried on a few samples, a
 from __future__ import annotations
 
 import math
-import random
-from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -18,7 +15,7 @@ from wide.job.definition import Job
 from wide.job.here import Here, enter, leave
 from wide.job.model import understood
 from wide.job.samples import Samples
-from wide.job.seeding import mix, seed_everything
+from wide.job.seeding import mix, seed_everything, states
 
 SAMPLES = 8
 TOLERANCE = 1e-3
@@ -63,15 +60,11 @@ def _loss(job: Job, model: nn.Module, samples: Samples, seed: int, first: int, e
     """And what it counts for. None, if it depends on random numbers."""
     batch = samples.batch(torch.arange(first, end), mix(seed, 0, 0))
     seed_everything(seed)
-    before = _generators()
+    before = states()
     enter(Here(0, steps=1))
     try:
         said = understood(job.turns[0].loss(model, batch))
     except WideError:
         return None
     count = float(end - first) if said.over is None else said.over
-    return (said.mean, count) if _generators() == before else None
-
-
-def _generators() -> tuple[Any, ...]:
-    return torch.get_rng_state().numpy().tobytes(), random.getstate(), str(np.random.get_state())
+    return (said.mean, count) if states() == before else None

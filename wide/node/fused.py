@@ -8,19 +8,17 @@ a loss that is no mean over samples, or that compares samples with each other.
 from __future__ import annotations
 
 import math
-import random
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from wide.codec.layout import Flat, join
 from wide.errors import TrainingFailed
 from wide.job.here import was_asked
 from wide.job.loading import users_code
-from wide.job.seeding import seed_everything
+from wide.job.seeding import seed_everything, states
 from wide.node.trainer import Enough, Place, Trainer
 
 TOLERANCE = 1e-3  # of the gradient's length, by which another order of additions may change it
@@ -103,9 +101,9 @@ class Fused:
 
     def _has_drawn(self, places: Sequence[Place]) -> bool:
         """Has the last pass drawn random numbers? Then the generators are not where its seed had put them."""
-        after = _generators(self._trainer.device)
+        after = states(self._trainer.device)
         seed_everything(self._seed(places), None if self._trainer.device.type == "cpu" else self._trainer.device)
-        return after != _generators(self._trainer.device)
+        return after != states(self._trainer.device)
 
     def _seed(self, places: Sequence[Place]) -> int:
         return self._trainer.seed_of(places[0].step, places[0].batch)
@@ -148,9 +146,3 @@ def _are_close(apart: Flat, together: Flat) -> bool:
     pairs = zip(apart.trainable, together.trainable, strict=True)
     difference = math.sqrt(sum(float((a - b).abs().square().sum()) for a, b in pairs))
     return difference <= TOLERANCE * math.sqrt(sum(float(a.abs().square().sum()) for a in apart.trainable))
-
-
-def _generators(device: torch.device) -> tuple[object, ...]:
-    on_device = () if device.type == "cpu" else (torch.get_device_module(device).get_rng_state().numpy().tobytes(),)
-    _, keys, position, *_ = np.random.get_state(legacy=True)
-    return torch.get_rng_state().numpy().tobytes(), random.getstate(), np.asarray(keys).tobytes(), position, on_device

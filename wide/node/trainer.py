@@ -20,6 +20,7 @@ from wide.job.descent import built, parameters_of
 from wide.job.here import Here, enter, listen, weighted
 from wide.job.loading import users_code
 from wide.job.model import batch_to, build_model, understood
+from wide.job.reach import namespaces
 from wide.job.seeding import OwnGenerators, mix, seed_everything
 from wide.job.settings import be_exact
 from wide.node.watch import Watch
@@ -94,8 +95,7 @@ class Trainer:
         self._turns = [_Turn(phase.loss, self._masked(job, phase)) for phase in job.turns]
         self.roots = {"model": self.model, "loss": [turn.loss for turn in self._turns]}
         self._own = OwnGenerators(**self.roots)
-        owners = [m._parameters for m in self.model.modules()] + [m._buffers for m in self.model.modules()]
-        self.namespaces = {(id(owner), key) for owner in owners for key, value in owner.items() if value is not None}
+        self.namespaces = namespaces(self.model)
         self.spare = spare if spare is not None and device.type == "cpu" else Spare(self.layout, device)
         self._seeds: dict[tuple[float, torch.dtype, torch.Size], torch.Tensor] = {}  # a handful: two per epoch's end
         self.is_on_cpu = device.type == "cpu"
