@@ -31,6 +31,7 @@ from wide.codec.memory import Memory, Private
 from wide.codec.tensor import ALIGN_NBYTES
 from wide.errors import TrainingFailed
 from wide.job.here import Logged, added
+from wide.job.slices import Place
 from wide.wire.messages import Tensor
 
 MIXED = "the loss returned wide.total for some batches of a step, and a mean for others: choose one"
@@ -76,6 +77,16 @@ class Layout:
         return [*self.trainable, *self.averaged, *self.kept, *self.left, *self.frozen, *self.constant]
 
     @property
+    def places(self) -> list[Place]:
+        """Of the trainable parameters, in runs of one dtype each."""
+        runs = {dtype: (run, start) for run, (dtype, start, _) in enumerate(spans(self.trainable))}
+        found = []
+        for slot in self.trainable:
+            (run, start), nbytes = runs[slot.dtype], slot.dtype.itemsize
+            found.append(Place(run, (slot.offset - start) // nbytes, (slot.offset - start + slot.nbytes) // nbytes))
+        return found
+
+    @property
     def fixed(self) -> set[str]:
         """The parameters that nobody but the optimizer changes, and what nobody changes at all."""
         moved = {self.trainable[i].name for i in self.moved}
@@ -112,6 +123,7 @@ class Flat:
         self.frozen = [] if only_live else [_view(self.raw, slot) for slot in layout.frozen]
         self.constant = [] if only_live else [_view(self.raw, slot) for slot in layout.constant]
         self.sums = [_lean(run) for run in _runs(self.raw, [*layout.trainable, *layout.averaged])]  # all that is added
+        self.trainable_runs = _runs(self.raw, layout.trainable)
         self.averaged_runs = _runs(self.raw, layout.averaged)
         self.buffers_raw = self.raw[layout.buffers_start : layout.live_nbytes]
         self.kept_raw = self.raw[layout.kept_start : layout.live_nbytes]

@@ -54,6 +54,8 @@ class Master:
         self.weights = Flat(self.layout, only_live=False, memory=memory)
         bind(model, self.weights, self.layout)
         self.descent = Descent(job, model, [slot.name for slot in self.layout.trainable], seed)
+        if not self.layout.moved:
+            self.descent.use_runs(self.layout.places, self.weights.trainable_runs)
         by_name = dict(model.named_parameters())
         self._resting = Resting(model, self.layout, self.weights)
         self._all = [by_name[slot.name] for slot in (*self.layout.trainable, *self.layout.frozen)]
@@ -124,11 +126,13 @@ class Master:
         self.move_buffers(total)
         self.logged = total.logged
         if self.descent.is_bare and self._after_step is None:
-            self.descent.step(total.trainable, total.touched, steps - 1)
+            self.descent.step(total.trainable, total.touched, steps - 1, total.trainable_runs)
             return
         is_torchs = self.descent.is_torchs and self._after_step is None
         self._resting.look(is_torchs)
-        self.descent.step(total.trainable, total.touched, steps - 1)
+        if not is_torchs:
+            bring_home(self.descent.parameters, self.weights.trainable)
+        self.descent.step(total.trainable, total.touched, steps - 1, total.trainable_runs)
         if not is_torchs:
             bring_home(self.descent.parameters, self.weights.trainable)
         self._advance(steps)

@@ -17,8 +17,10 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 from wide.errors import TrainingFailed
 from wide.job.definition import Job, on_metric, per_epoch
+from wide.job.elementwise import elementwise_state
 from wide.job.loading import users_code
 from wide.job.seeding import OwnGenerators, generators, mix, seed_everything
+from wide.job.slices import Place, Slices
 
 Optimizers = list[torch.optim.Optimizer]
 
@@ -50,8 +52,17 @@ class Descent:
         self._bare_step = _bare_step(self.optimizers[0])
         self._are_known = all(_bare_step(optimizer) is not None for optimizer in self.optimizers)
         self.switches = [optimizer for optimizer in self.optimizers if _switches(optimizer)]
+        self._slices: Slices | None = None
         self.train()
         self.steps = 0
+
+    def use_runs(self, places: Sequence[Place], runs: Sequence[torch.Tensor]) -> None:
+        """The parameters lie in these flat runs, and stay there: a step may be made by slices of them."""
+        optimizer, step = self.optimizers[0], self._bare_step
+        if len(self.optimizers) == 1 and step is not None:
+            names = elementwise_state(optimizer, step)
+            if names is not None:
+                self._slices = Slices(optimizer, step, self.parameters, places, runs, names)
 
     def _mask(self, optimizers: Optimizers) -> int:
         mine = {id(parameter) for parameter in parameters_of(optimizers)}
@@ -95,6 +106,8 @@ class Descent:
 
     def state(self) -> dict[str, Any]:
         """All that `go_on_from` needs."""
+        if self._slices is not None:
+            self._slices.tell()
         with users_code("the optimizer or its scheduler cannot say what state it is in"):
             own = [{n: v for n, v in vars(each).items() if _is_own(n, v)} for each in self.optimizers]
             states = [optimizer.state_dict() for optimizer in self.optimizers]
@@ -123,6 +136,8 @@ class Descent:
                 for scheduler, saved in zip(self.schedulers, state["schedulers"], strict=True):
                     scheduler.load_state_dict(scheduler.state_dict() | saved)  # functions stay
                 self.steps = state["steps"]
+        if self._slices is not None:
+            self._slices.forget()
         return changed
 
     def _difference(self, saved: Sequence[Mapping[str, Any]]) -> str:
@@ -132,15 +147,20 @@ class Descent:
                     return f"{name} {value} in the job, {theirs[name]} in the run"
         return ""
 
-    def step(self, gradients: Sequence[torch.Tensor], touched: int, number: int) -> None:
+    def step(
+        self, gradients: Sequence[torch.Tensor], touched: int, number: int, runs: Sequence[torch.Tensor] = ()
+    ) -> None:
         """One step; bit i of `touched` says that parameter i has a gradient at all. `number` is the step's own. Of
-        several phases those make a step whose parameters have one.
+        several phases those make a step whose parameters have one. `runs` are the gradients' own memory, if that lies
+        as the parameters' does.
         """
-        for i, (parameter, gradient) in enumerate(zip(self.parameters, gradients, strict=True)):
-            parameter.grad = gradient if touched >> i & 1 else None
         with generators, users_code("the optimizer's step failed"):
             if self._clip_norm is not None:
+                self._give(gradients, touched)
                 nn.utils.clip_grad_norm_(self.parameters, self._clip_norm)
+            if self._slices is not None and self._step_by_slices(touched, runs):
+                return
+            self._give(gradients, touched)
             if self.is_bare:
                 self._bare_step(self.optimizers[0])
                 return
@@ -150,6 +170,40 @@ class Descent:
                 if len(self._turns) == 1 or touched & mask:
                     for optimizer in turn:
                         optimizer.step()
+
+    def _give(self, gradients: Sequence[torch.Tensor], touched: int) -> None:
+        for i, (parameter, gradient) in enumerate(zip(self.parameters, gradients, strict=True)):
+            parameter.grad = gradient if touched >> i & 1 else None
+
+    def _step_by_slices(self, touched: int, runs: Sequence[torch.Tensor]) -> bool:
+        """If all have a gradient, and nobody wants to know when there is a step. Once it cannot be, it never will: the
+        parameters' counters differ then.
+        """
+        assert self._slices is not None
+        optimizer = self.optimizers[0]
+        is_whole = bool(runs) and touched == (1 << len(self.parameters)) - 1
+        if is_whole and self._are_stepped_plainly and self._slices.step(runs):
+            optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers look for that
+            return True
+        self._slices.tell()
+        if optimizer.state:  # else it was the first step, which makes it
+            self._slices = None
+        return False
+
+    @property
+    def _are_stepped_plainly(self) -> bool:
+        """Are optimizers torch's own, without hooks? A scheduler puts a note of its own around their step."""
+        own = (vars(optimizer).get("step") for optimizer in self.optimizers)
+        return (
+            self._are_known
+            and all(step is None or getattr(step, "_wrapped_by_lr_sched", False) for step in own)
+            and not self._have_hooks
+        )
+
+    @property
+    def _have_hooks(self) -> bool:
+        theirs = any(o._optimizer_step_pre_hooks or o._optimizer_step_post_hooks for o in self.optimizers)
+        return theirs or bool(_global_optimizer_pre_hooks or _global_optimizer_post_hooks)
 
     @property
     def is_bare(self) -> bool:
@@ -165,8 +219,7 @@ class Descent:
             self._are_known
             and all(type(scheduler).__module__.startswith("torch.optim.") for scheduler in self.schedulers)
             and not any("step" in vars(optimizer) for optimizer in self.optimizers)
-            and not any(o._optimizer_step_pre_hooks or o._optimizer_step_post_hooks for o in self.optimizers)
-            and not (_global_optimizer_pre_hooks or _global_optimizer_post_hooks)
+            and not self._have_hooks
         )
 
     def advance(self, steps: int, epochs: int) -> None:

@@ -28,6 +28,8 @@ class OwnSteps:
     def __init__(self, job: Job, trainer: Trainer, fused: Fused, seed: int) -> None:
         self._trainer, self._fused = trainer, fused
         self._descent = Descent(job, trainer.model, [slot.name for slot in trainer.layout.trainable], seed)
+        if trainer.is_on_cpu and not trainer.layout.moved:
+            self._descent.use_runs(trainer.layout.places, trainer.bound.trainable_runs)
         self._anchor = Flat(trainer.layout, only_live=True, device=trainer.device)
         self._spare = Flat(trainer.layout, only_live=True, device=trainer.device)
         self._live = slice(0, trainer.layout.live_nbytes)
@@ -77,7 +79,7 @@ class OwnSteps:
             settle(self._trainer.bound, total)
             self._logged = added(self._logged, total.logged)
             by_counts(total, len(new))
-            self._descent.step(total.trainable, total.touched, number)
+            self._descent.step(total.trainable, total.touched, number, total.trainable_runs)
             if not self._descent.is_torchs:
                 bring_home(self._descent.parameters, self._trainer.bound.trainable)
             self._descent.advance(number + 1, mine[-1].epoch)
