@@ -215,3 +215,18 @@ def test_neighbours_of_one_group_and_dtype_are_one_stretch():
 
 def test_a_long_stretch_is_cut():
     assert Stretch(0, 0, 16, 50, [0]).cut(16) == [slice(16, 32), slice(32, 48), slice(48, 50)]
+
+
+def test_matrices_and_vectors_lie_apart_so_that_their_groups_are_one_stretch_each():
+    net = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 5))
+    layout = Layout(net)
+    assert [slot.name for slot in layout.trainable] == [
+        "0.weight",
+        "2.weight",
+        "0.bias",
+        "1.weight",
+        "1.bias",
+        "2.bias",
+    ]
+    found = stretches(layout.places, [int(len(slot.shape) < 2) for slot in layout.trainable])
+    assert [stretch.members for stretch in found] == [[0, 1], [2, 3, 4, 5]]

@@ -10,8 +10,10 @@ is empty. As of counters, the earliest batch's stays.
 Large buffers (masks, tables) count as constant until one is seen to change (node/watch.py): then, as parameters that
 move, it becomes live, and the run goes on from its last whole version.
 
-Tensors of one dtype stand together, so a sum is one call per dtype. Each starts at a multiple of 64 bytes, as it
-would in memory of its own: the kernels of the maths libraries may round differently on less aligned data.
+Tensors of one dtype stand together, so a sum is one call per dtype; of these, matrices before vectors, because many
+optimizers have a group for each (weight decay), and step a group's neighbours together. Each starts at a multiple of
+64 bytes, as it would in memory of its own: the kernels of the maths libraries may round differently on less aligned
+data.
 """
 
 from __future__ import annotations
@@ -98,7 +100,7 @@ class Layout:
 
     def _place(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> list[Slot]:
         slots = []
-        for name, tensor in sorted(tensors, key=lambda pair: str(pair[1].dtype)):
+        for name, tensor in sorted(tensors, key=lambda pair: (str(pair[1].dtype), pair[1].ndim < 2)):
             nbytes = tensor.numel() * tensor.element_size()
             slots.append(Slot(name, tensor.dtype, tuple(tensor.shape), _dense_stride(tensor), self._end, nbytes))
             self._end += -(-nbytes // ALIGN_NBYTES) * ALIGN_NBYTES

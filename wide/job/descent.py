@@ -32,6 +32,7 @@ class Descent:
         self._clip_norm, self._seed = job.clip_norm, seed
         by_name = dict(model.named_parameters())
         self.parameters = [by_name[name] for name in trainable]
+        self._in_order = [parameter for name, parameter in by_name.items() if name in set(trainable)]  # the model's own
         wish = job.scheduler
         build = wish.build if isinstance(wish, per_epoch | on_metric) else wish
         self.metric = wish.metric if isinstance(wish, on_metric) else ""
@@ -157,7 +158,7 @@ class Descent:
         with generators, users_code("the optimizer's step failed"):
             if self._clip_norm is not None:
                 self._give(gradients, touched)
-                nn.utils.clip_grad_norm_(self.parameters, self._clip_norm)
+                nn.utils.clip_grad_norm_(self._in_order, self._clip_norm)
             if self._slices is not None and self._step_by_slices(touched, runs):
                 return
             self._give(gradients, touched)

@@ -130,16 +130,18 @@ class Slices:
         if not all(self._are_alike(stretch, its) for (stretch, _), its in zip(self._cuts, states, strict=True)):
             return False
         for (stretch, pieces), its in zip(self._cuts, states, strict=True):
-            memory = {n: torch.zeros(stretch.end, dtype=its[0][n].dtype) for n in self._elementwise if n in its[0]}
+            count, first = stretch.end - stretch.first, its[0]
+            memory = {name: first[name].new_zeros(count) for name in self._elementwise if name in first}
             for i, state in zip(stretch.members, its, strict=True):
-                parameter, first = self._parameters[i], self._places[i].first
-                for name, run in memory.items():
-                    view = run.as_strided(parameter.shape, parameter.stride(), first)
+                parameter, offset = self._parameters[i], self._places[i].first - stretch.first
+                for name, numbers in memory.items():
+                    view = numbers.as_strided(parameter.shape, parameter.stride(), offset)
                     state[name] = view.copy_(state[name])
             for piece, part in pieces:
-                if its[0]:
-                    seen = {name: run[part] for name, run in memory.items()}
-                    self._copy.state[piece] = seen | _copied(self._counters(its[0]))
+                if first:
+                    mine = slice(part.start - stretch.first, part.stop - stretch.first)
+                    seen = {name: numbers[mine] for name, numbers in memory.items()}
+                    self._copy.state[piece] = seen | _copied(self._counters(first))
         self._has_state = True
         return True
 
