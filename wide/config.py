@@ -6,6 +6,7 @@ import contextlib
 import ipaddress
 import math
 import os
+import re
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -72,6 +73,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     socket: Sockets = Sockets()
     check: bool = True  # try first whether the job gives the same numbers twice
     only_plans: bool = False  # train only until it is known how this pool should train
+    on: str = "local"  # the engine that places nodes: ray, ray://HOST:PORT, slurm, dask://HOST:PORT, torchrun
+    cpus_per_node: int = 1  # that an engine sets aside for each node
+    gpus_per_node: int = 0
+    partition: str | None = None  # of a Slurm cluster
 
     @property
     def codecs(self) -> Compress:
@@ -84,8 +89,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         return self.nodes if self.nodes is not None else usable_cores()
 
 
-LEAST = {"nodes": 0, "steps": 1, "seed": 0, "port": 0, "keep": 1, "workers": 0}
+LEAST = {"nodes": 0, "steps": 1, "seed": 0, "port": 0, "keep": 1, "workers": 0, "cpus_per_node": 1, "gpus_per_node": 0}
 MOST = {"nodes": 4096, "workers": 256, "steps": 2**53, "seed": 2**63 - 1, "port": 65535}
+MOST |= {"cpus_per_node": 4096, "gpus_per_node": 64}
+ENGINES = r"local|ray|ray://[^\s/]+|slurm|dask://[^\s/]+|torchrun"
 
 
 def resolve(given: Mapping[str, Any], environ: Mapping[str, str]) -> Options:
@@ -118,6 +125,8 @@ def _checked(name: str, value: Any, kind: Any, source: str) -> Any:
         raise UsageError(f"{source} {value:g}: must be a number above 0")
     if name == "device":
         _check_device(value, source)
+    if name == "on" and not re.fullmatch(ENGINES, value):
+        raise UsageError(f"{source} {value}: expected local, ray, ray://HOST:PORT, slurm, dask://HOST:PORT or torchrun")
     if name == "dashboard":
         value = "auto" if value.lower() in ("true", "on", "yes", "1") else value
         place_of(value, source)

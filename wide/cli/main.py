@@ -96,6 +96,14 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     run = commands.add_parser("run", help="train on this machine: a coordinator and N node processes")
     run.add_argument("--nodes", metavar="N", help="node processes; 0: a plain loop in this one (default: one per core)")
+    run.add_argument(
+        "--on",
+        metavar="local|ray[://…]|slurm|dask://…|torchrun",
+        help="the engine that places the nodes (default: local, processes of this machine)",
+    )
+    run.add_argument("--cpus-per-node", metavar="C", help="with --on: cores for each node (default: 1)")
+    run.add_argument("--gpus-per-node", metavar="G", help="with --on: GPUs for each node (default: 0)")
+    run.add_argument("--partition", metavar="P", help="with --on slurm: the partition")
     serve = commands.add_parser("serve", help="a coordinator for other machines; prints their `wide join …` line")
     serve.add_argument("--nodes", metavar="N", help="node processes on this machine, too (default: none)")
     serve.add_argument("--host", help="the address to listen on (default: 127.0.0.1)")
@@ -191,9 +199,13 @@ def _options(arguments: argparse.Namespace, **defaults: Any) -> Options:
 
 def _run(arguments: argparse.Namespace) -> int:
     options = _options(arguments)
-    from wide.launch.local import run_file
+    if options.on == "local":
+        from wide.launch.local import run_file as run
+    else:
+        options = _options(arguments, host="0.0.0.0")  # whoever an engine places is on another machine
+        from wide.launch.engines import run_on as run
 
-    result = run_file(arguments.job, options)
+    result = run(arguments.job, options)
     _report(result, arguments.json, options)
     return 0
 

@@ -67,6 +67,10 @@ def run_job(what: Job | Function, values: Mapping[str, Any] | None, **given: Any
     check_not_importing()
     _check_contexts()
     options = resolve(given, os.environ)
+    if options.on != "local":
+        raise UsageError(
+            f"wide.run(on={options.on!r}): an engine's machines need the job as a file: wide run FILE --on …"
+        )
     script = getattr(sys.modules["__main__"], "__file__", None)
     name = Path(script).stem if script else _name_of(what)
     job, made_with = _made(what, values, lambda: remembered_set(name, script, options))

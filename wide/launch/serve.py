@@ -7,6 +7,7 @@ import contextlib
 import functools
 import ipaddress
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,9 +19,19 @@ from wide.job.loading import load, values_of
 from wide.job.place import located
 from wide.job.spec import split_spec, title_of
 from wide.launch.addresses import addresses
-from wide.launch.crew import Crew, LocalNodes, PoolDoor
+from wide.launch.crew import Crew, Launcher, LocalNodes, PoolDoor
+from wide.launch.engines import EXPIRES_S, USES
 from wide.launch.folder import found_run, remembered_spec
-from wide.launch.invites import FIRST, LISTENING, Listening, addresses_of, first_invite, guests_of, listening_in
+from wide.launch.invites import (
+    FIRST,
+    LISTENING,
+    Listening,
+    addresses_of,
+    first_invite,
+    guests_of,
+    listening_in,
+    make_invite,
+)
 from wide.launch.keys import PoolKeys, keys_in, write_secret
 from wide.launch.processes import warm_up
 from wide.launch.result import Result
@@ -43,8 +54,13 @@ class Serving:
     address: str | None = None
 
 
-def serve(spec: str, options: Options, serving: Serving) -> Result:
-    """Wait for nodes, train with whoever is there, end when the job is done."""
+Place = Callable[[str, Path], Launcher]  # given an invite and the run's folder
+
+
+def serve(spec: str, options: Options, serving: Serving, place: Place | None = None) -> Result:
+    """Wait for nodes, train with whoever is there, end when the job is done. `place`: nodes are placed by an engine;
+    else whoever joins is a node, and `options.nodes` are started here.
+    """
     token, count = read_token(serving.token_file), options.nodes or 0
     forget_token()
     if serving.address:
@@ -59,7 +75,7 @@ def serve(spec: str, options: Options, serving: Serving) -> Result:
         stack.enter_context(contextlib.redirect_stdout(sys.stderr))  # stdout is for the result alone
         stack.callback(listener.close)  # before there is a folder: a port that is taken leaves nothing behind
         job = load(spec)
-        if job.evaluate is not None or count:
+        if job.evaluate is not None or (count and place is None):
             warm_up(spec)
         origin = Origin(sys.argv, spec, end=say_and_end, values=values_of(spec))
         training = Training(job, title_of(split_spec(spec)[0]), options, origin)
@@ -68,11 +84,14 @@ def serve(spec: str, options: Options, serving: Serving) -> Result:
         keys = keys_in(folder)
         listener.encrypt(keys.tls)
         token = token or token_file_in(folder)[0]
-        launcher = LocalNodes(spec, options, count, is_open=True)
+        _remember(folder, listener, serving.address, before)
+        if place is None:
+            launcher: Launcher = LocalNodes(spec, options, count, is_open=True)
+            _tell(folder, keys, listener)
+        else:
+            launcher = place(make_invite(folder, EXPIRES_S, USES, "engine").encode(), folder)
         door = PoolDoor(listener, token, functools.partial(guests_of, folder, keys))
         crew = stack.enter_context(contextlib.closing(Crew(spec, options, launcher, job.evaluate is not None, door)))
-        _remember(folder, listener, serving.address, before)
-        _tell(folder, keys, listener)
         return training.train(lambda: crew)
 
 
