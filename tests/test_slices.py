@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import threading
 
 import pytest
 import torch
@@ -12,7 +14,8 @@ import wide
 from wide.codec.layout import Flat, Layout, bind
 from wide.job.descent import Descent, _bare_step
 from wide.job.elementwise import elementwise_state
-from wide.job.slices import Place, Stretch, stretches
+from wide.job.hands import ONE, Hands
+from wide.job.slices import Place, Slices, Stretch, owners_of, stretches
 
 ELEMENTWISE = {
     "SGD": {},
@@ -48,13 +51,13 @@ def model():
 class Side:
     """A model in a flat buffer with its optimizer; `is_sliced`, or tensor by tensor."""
 
-    def __init__(self, is_sliced, optimizer, scheduler=None, clip_norm=None):
-        self.model = model()
+    def __init__(self, is_sliced, optimizer, scheduler=None, clip_norm=None, build=model, hands=ONE):
+        self.model = build()
         self.layout = Layout(self.model)
         self.weights = Flat(self.layout, only_live=False)
         bind(self.model, self.weights, self.layout)
         job = wide.Job(
-            model=model,
+            model=build,
             dataset=list,
             loss=wide.supervised(nn.MSELoss()),
             optimizer=optimizer,
@@ -63,7 +66,7 @@ class Side:
         )
         self.descent = Descent(job, self.model, [slot.name for slot in self.layout.trainable], 0)
         if is_sliced:
-            self.descent.use_runs(self.layout.places, self.weights.trainable_runs)
+            self.descent.use_runs(self.layout.places, self.weights.trainable_runs, hands)
         self.steps = 0
 
     def step(self, touched=None):
@@ -112,6 +115,51 @@ def test_slices_give_the_same_bits_and_the_same_state(name):
             sliced.step()
         assert sliced.is_sliced
         assert sliced.picture() == plain.picture()
+
+
+def test_neighbours_have_one_owner_and_owners_equally_many():
+    assert owners_of(24, 3) == [0] * 8 + [1] * 8 + [2] * 8
+    assert owners_of(17, 2) == [0] * 9 + [1] * 8
+    assert owners_of(15, 2) == [0] * 15, "too few to wake anybody for"
+    assert owners_of(0, 4) == []
+
+
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_several_owners_give_the_same_bits_and_the_same_state(name, monkeypatch):
+    monkeypatch.setattr(Slices.__init__, "__defaults__", (128, ONE))  # so that a small model has many slices
+
+    def large():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(31, 97), nn.LayerNorm(97), nn.Linear(97, 13))
+
+    with contextlib.closing(Hands(3)) as hands:
+        optimizer = groups(kind_of(name), **ELEMENTWISE[name])
+        plain, shared = Side(False, optimizer, build=large), Side(True, optimizer, build=large, hands=hands)
+        for _ in range(5):
+            plain.step()
+            shared.step()
+        assert shared.is_sliced
+        assert len(shared.descent._slices._copies) == 3
+        assert shared.picture() == plain.picture()
+
+
+def test_a_part_that_fails_is_told_once_the_others_are_done():
+    done, may_end = [], threading.Event()
+
+    def slow():
+        may_end.wait()
+        done.append(True)
+
+    def fails():
+        may_end.set()
+        raise ValueError("no")
+
+    with contextlib.closing(Hands(2)) as hands:
+        for parts in ([fails, slow], [slow, fails]):
+            may_end.clear()
+            with pytest.raises(ValueError, match="no"):
+                hands.do(parts)
+    assert len(done) == 2
 
 
 @pytest.mark.parametrize("clip_norm", [None, 0.5])

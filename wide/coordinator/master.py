@@ -19,6 +19,7 @@ from wide.coordinator.resting import Resting
 from wide.errors import ParametersMoved, TrainingFailed
 from wide.job.definition import Job
 from wide.job.descent import Descent
+from wide.job.hands import ONE, Hands
 from wide.job.here import Here, Logged, enter
 from wide.job.loading import users_code
 from wide.job.model import check_aliases
@@ -40,6 +41,7 @@ class Master:
         moved: Mapping[str, bool] = MappingProxyType({}),
         allocate: Allocate | None = None,
         here: Callable[[int], Here] = Here,
+        hands: Hands = ONE,
     ) -> None:
         self.model = model.cpu()
         self._after_step, self._here, self._seed = job.after_step, here, seed
@@ -55,7 +57,7 @@ class Master:
         bind(model, self.weights, self.layout)
         self.descent = Descent(job, model, [slot.name for slot in self.layout.trainable], seed)
         if not self.layout.moved:
-            self.descent.use_runs(self.layout.places, self.weights.trainable_runs)
+            self.descent.use_runs(self.layout.places, self.weights.trainable_runs, hands)
         by_name = dict(model.named_parameters())
         self._resting = Resting(model, self.layout, self.weights)
         self._all = [by_name[slot.name] for slot in (*self.layout.trainable, *self.layout.frozen)]

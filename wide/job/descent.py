@@ -18,6 +18,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from wide.errors import TrainingFailed
 from wide.job.definition import Job, on_metric, per_epoch
 from wide.job.elementwise import elementwise_state
+from wide.job.hands import ONE, Hands
 from wide.job.loading import users_code
 from wide.job.seeding import OwnGenerators, generators, mix, seed_everything
 from wide.job.slices import Place, Slices
@@ -57,13 +58,13 @@ class Descent:
         self.train()
         self.steps = 0
 
-    def use_runs(self, places: Sequence[Place], runs: Sequence[torch.Tensor]) -> None:
+    def use_runs(self, places: Sequence[Place], runs: Sequence[torch.Tensor], hands: Hands = ONE) -> None:
         """The parameters lie in these flat runs, and stay there: a step may be made by slices of them."""
         optimizer, step = self.optimizers[0], self._bare_step
         if len(self.optimizers) == 1 and step is not None:
             names = elementwise_state(optimizer, step)
             if names is not None:
-                self._slices = Slices(optimizer, step, self.parameters, places, runs, names)
+                self._slices = Slices(optimizer, step, self.parameters, places, runs, names, hands=hands)
 
     def _mask(self, optimizers: Optimizers) -> int:
         mine = {id(parameter) for parameter in parameters_of(optimizers)}

@@ -2,12 +2,13 @@
 follows from that number, its gradient and its state alone (elementwise.py). Knows torch's own optimizers; no training.
 
 Small neighbours are stepped together, because each tensor costs a dozen calls. Large ones are stepped in pieces, which
-stay in the cache while torch passes over them again and again (docs/findings.md).
+stay in the cache while torch passes over them again and again, and which several threads share out (docs/findings.md).
 """
 
 from __future__ import annotations
 
 import copy
+import functools
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -15,7 +16,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from wide.job.hands import ONE, Hands
+
 MOST = 1 << 18  # numbers in a slice: 1 MB of fp32
+LEAST_SLICES = 8  # for each owner: to wake a thread for fewer takes longer than they do
 
 Step = Callable[[torch.optim.Optimizer], Any]
 
@@ -55,10 +59,16 @@ def stretches(places: Sequence[Place], groups: Sequence[int | None]) -> list[Str
     return found
 
 
+def owners_of(slices: int, hands: int) -> list[int]:
+    """Who steps each of so many slices: neighbours have one owner, and owners equally many."""
+    owners = max(1, min(hands, slices // LEAST_SLICES))
+    return [i * owners // slices for i in range(slices)]
+
+
 class Slices:
-    """One optimizer's parameters, cut anew, with a copy of the optimizer that steps these. `elementwise` names what of
-    its state is one number for each number: that lies in memory which both optimizers see. The rest, counters, is the
-    copy's until `tell`.
+    """One optimizer's parameters, cut anew, with a copy of the optimizer for each owner of slices, which steps these.
+    `elementwise` names what of its state is one number for each number: that lies in memory which the copies and the
+    optimizer see. The rest, counters, is the copies' until `tell`.
     """
 
     def __init__(
@@ -70,8 +80,9 @@ class Slices:
         runs: Sequence[torch.Tensor],
         elementwise: frozenset[str],
         most: int = MOST,
+        hands: Hands = ONE,
     ) -> None:
-        self._optimizer, self._step, self._elementwise = optimizer, step, elementwise
+        self._optimizer, self._step, self._elementwise, self._hands = optimizer, step, elementwise, hands
         self._parameters, self._places = parameters, places
         by_parameter = {id(p): n for n, group in enumerate(optimizer.param_groups) for p in group["params"]}
         found = stretches(places, [by_parameter.get(id(parameter)) for parameter in parameters])
@@ -79,10 +90,13 @@ class Slices:
             (stretch, [(nn.Parameter(runs[stretch.run][part]), part) for part in stretch.cut(most)])
             for stretch in found
         ]
-        mine: list[list[nn.Parameter]] = [[] for _ in optimizer.param_groups]
-        for stretch, pieces in self._cuts:
-            mine[stretch.group] += [piece for piece, _ in pieces]
-        self._copy = like(optimizer, mine)
+        pieces = [(stretch.group, piece) for stretch, cut in self._cuts for piece, _ in cut]
+        owners = owners_of(len(pieces), hands.count)
+        shares: list[list[list[nn.Parameter]]] = [[[] for _ in optimizer.param_groups] for _ in {0, *owners}]
+        for (group, piece), owner in zip(pieces, owners, strict=True):
+            shares[owner][group].append(piece)
+        self._copies = [like(optimizer, share) for share in shares]
+        self._copy_of = {p: each for each in self._copies for group in each.param_groups for p in group["params"]}
         self._kinds = self._settings()
         self._has_state = self._is_ahead = False
 
@@ -95,9 +109,10 @@ class Slices:
         for stretch, pieces in self._cuts:
             for piece, part in pieces:
                 piece.grad = gradients[stretch.run][part]
-        for mine, its in zip(self._copy.param_groups, self._optimizer.param_groups, strict=True):
-            mine.update((name, value) for name, value in its.items() if name != "params")  # schedulers change them
-        self._step(self._copy)
+        for each in self._copies:
+            for mine, its in zip(each.param_groups, self._optimizer.param_groups, strict=True):
+                mine.update((name, value) for name, value in its.items() if name != "params")  # schedulers change them
+        self._hands.do([functools.partial(self._step, each) for each in self._copies])
         self._is_ahead = True
         return True
 
@@ -106,7 +121,7 @@ class Slices:
         if self._is_ahead:
             self._is_ahead = False
             for stretch, pieces in self._cuts:
-                counters = self._counters(self._copy.state.get(pieces[0][0], {}))
+                counters = self._counters(self._copy_of[pieces[0][0]].state.get(pieces[0][0], {}))
                 for i in stretch.members:
                     self._optimizer.state[self._parameters[i]].update(_copied(counters))
 
@@ -141,7 +156,7 @@ class Slices:
                 if first:
                     mine = slice(part.start - stretch.first, part.stop - stretch.first)
                     seen = {name: numbers[mine] for name, numbers in memory.items()}
-                    self._copy.state[piece] = seen | _copied(self._counters(first))
+                    self._copy_of[piece].state[piece] = seen | _copied(self._counters(first))
         self._has_state = True
         return True
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import math
 import signal
@@ -18,7 +19,7 @@ from wide import __version__
 from wide.codec.batch import fingerprints
 from wide.codec.encoders import Encoders
 from wide.codec.layout import unbind
-from wide.config import Options
+from wide.config import Options, usable_cores
 from wide.coordinator import assembly, resume
 from wide.coordinator.assembly import Course
 from wide.coordinator.checkpoints import FileWriter
@@ -32,6 +33,7 @@ from wide.exchange.common import Common
 from wide.exchange.door import Door
 from wide.exchange.feed import Feed
 from wide.job.definition import Job
+from wide.job.hands import Hands
 from wide.job.here import Here
 from wide.job.model import begun, build_model
 from wide.job.opened import open_ahead
@@ -105,6 +107,7 @@ class Training:
         self.dir = self.folder.path
         self._run: Run | None = None  # once there is one
         self._common: Common  # memory that nodes on this machine see too
+        self._hands: Hands  # that make the optimizer's step
         self._asked_before: dict[str, Any] = {}
         self._moved: set[str] = set()  # what the loss has been seen to move: parameters, and buffers
         self._stop_reason = ""
@@ -162,6 +165,8 @@ class Training:
         with contextlib.ExitStack() as stack:
             db = stack.enter_context(contextlib.closing(RunDb(self.dir / DATABASE, log.error)))
             self._common = stack.enter_context(contextlib.closing(Common(is_wanted=crew is not None)))
+            # While a step is made, this machine's nodes wait for it: their cores are free.
+            self._hands = stack.enter_context(contextlib.closing(Hands(usable_cores() if crew is not None else 1)))
             stack.enter_context(_threads(self.job.threads))
             points = EventFile(self.dir, db.beside, log.warning)
             stack.callback(points.close)
@@ -232,7 +237,8 @@ class Training:
             model = begun(build_model(self.job, seed), self.job.init)
             moves = self._moves(model, found[1] if found is not None else None)
             steps, allocate = self._length(schedule), self._common.allocate if is_own_process else None
-            master = Master(self.job, model, seed, moves, allocate, lambda step: _here(schedule, step, steps))
+            here = functools.partial(_here, schedule, steps)
+            master = Master(self.job, model, seed, moves, allocate, here, self._hands)
         if found is None and self.options.check:
             self._tell_of_pieces(model, samples, seed, schedule)
         if found is None and (question := master.descent.question(self._wanted[1], schedule.steps_per_epoch)):
@@ -431,7 +437,7 @@ class Training:
         )
 
 
-def _here(schedule: Schedule, step: int, steps: int | None) -> Here:
+def _here(schedule: Schedule, steps: int | None, step: int) -> Here:
     return Here(step, schedule.step(step).epoch, 0, steps)
 
 
