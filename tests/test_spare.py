@@ -14,11 +14,11 @@ from wide.codec.spare import LEAST_KEPT, Spare
 
 @pytest.fixture
 def spare():
-    return Spare(Layout(nn.Linear(6, 3)))
+    return Spare(Layout(nn.Linear(600, 300)))
 
 
 def test_there_is_room_for_one_update_in_each(spare):
-    layout = Layout(nn.Linear(6, 3))
+    layout = Layout(nn.Linear(600, 300))
     assert spare.take().raw.numel() == layout.live_nbytes
 
 
@@ -98,3 +98,12 @@ def test_what_was_taken_again_may_be_given_back_again(spare):
     for _ in range(3):
         spare.give(spare.take())
     assert spare.in_use == 0
+
+
+def test_small_ones_are_kept_however_few_are_needed():
+    spare = Spare(Layout(nn.Linear(6, 3)))
+    spare.keep(1)
+    flats = [spare.take() for _ in range(20)]
+    for flat in flats:
+        spare.give(flat)
+    assert alive(flats) == 20

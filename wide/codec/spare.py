@@ -13,6 +13,7 @@ from wide.codec.layout import Flat, Layout
 from wide.codec.memory import Allocate
 
 LEAST_KEPT = 2
+SMALL_NBYTES = 256 << 10  # so much is always kept: an uneven step needs more buffers than there are nodes
 
 
 class Spare:
@@ -22,7 +23,8 @@ class Spare:
         self._layout, self._device, self._allocate = layout, device, allocate
         self._free: list[Flat] = []
         self._lock = threading.Lock()  # updates are given back by the thread that adds them up
-        self._most_kept = LEAST_KEPT
+        self._least = max(LEAST_KEPT, SMALL_NBYTES // max(layout.live_nbytes, 4096))
+        self._most_kept = self._least
         self.in_use = 0
 
     def take(self) -> Flat:
@@ -55,7 +57,7 @@ class Spare:
     def keep(self, most: int) -> None:
         """So many may be needed at once; what is more goes back to the system."""
         with self._lock:
-            self._most_kept = max(LEAST_KEPT, most)
+            self._most_kept = max(self._least, most)
             self._let_go()
 
     def _let_go(self) -> None:
