@@ -64,7 +64,7 @@ def serve(spec: str, options: Options, serving: Serving, place: Place | None = N
     token, count = read_token(serving.token_file), options.nodes or 0
     forget_token()
     if serving.address:
-        addresses_of(serving.address, options.port)
+        addresses_of(serving.address, options.port or 1)  # any free one: which, will be seen
     spec = located(spec)
     if options.log != "silent" and sys.stderr.isatty():
         print(f"wide: serving {split_spec(spec)[0]}; loading torch and the job …", file=sys.stderr, flush=True)
