@@ -31,7 +31,7 @@ from wide.launch.code import code_of
 from wide.launch.engines import needs
 from wide.launch.folder import RunFolder
 from wide.launch.kept import Ended, Versions, after
-from wide.launch.ray_actors import CoordinatorActor, Heard, NodeActor
+from wide.launch.ray_actors import CoordinatorActor, NodeActor
 from wide.launch.result import Result, from_json
 from wide.launch.served import ERROR, Errand
 from wide.launch.signals import on_signals, say_and_end
@@ -262,7 +262,8 @@ def crowded(machines: Sequence[dict[str, Any]], count: int, cpus: int, gpus: int
     asked = counted(cpus, "CPU") + (f" and {counted(gpus, 'GPU')}" if gpus else "")
     total = {kind: int(sum(found.get(kind, 0.0) for found in alive)) for kind in ("CPU", "GPU")}
     has = f"{counted(len(alive), 'machine')}, {counted(total['CPU'], 'CPU')}, {counted(total['GPU'], 'GPU')}"
-    return f"asked for {counted(count, 'node')} with {asked} each; Ray has room for {room} ({has}): the others wait for more"
+    words = f"asked for {counted(count, 'node')} with {asked} each; Ray has room for {room} ({has})"
+    return f"{words}: the others wait until there is more"
 
 
 class _Signals:
