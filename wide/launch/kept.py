@@ -124,9 +124,10 @@ class KeptNode:
         assert child.stderr is not None
         with child:
             for line in child.stderr:
-                print(line, end="", file=sys.stderr, flush=True)
-                last = line.strip() or last
-        return Ended(socket.gethostname(), child.returncode, without_invites(last.removeprefix("wide: ")))
+                words = without_invites(line.rstrip())
+                print(words, file=sys.stderr, flush=True)
+                last = words.strip() or last
+        return Ended(socket.gethostname(), child.returncode, last.removeprefix("wide: "))
 
     def leave(self) -> None:
         """Politely; and then at once."""
