@@ -23,8 +23,10 @@ import msgspec
 from wide.config import Options
 from wide.launch.engines import join_words
 from wide.launch.environment import add_wishes
+from wide.launch.folder import CHECKPOINTS
 from wide.launch.kept import Ended, KeptNode, Versions, bound, folder_here, versions
 from wide.launch.served import ERROR, INVITE, Errand
+from wide.launch.signals import BEFORE
 
 LOOK_S = 0.5  # how long the coordinator's actor listens to its child before it answers
 LAST_WORDS_S = 2.0
@@ -79,7 +81,7 @@ class CoordinatorActor:
     def hear(self) -> Heard:
         """Starts the coordinator if none is running: Ray may have started this actor again."""
         if self._is_asked_to_stop and self._child is None:
-            return Heard(answer=[ERROR, 143, "interrupted; go on with --resume"])
+            return Heard(answer=[ERROR, 143, self._interrupted])
         child = self._child = self._child or Child(self._errand, self._address)
         child.listen(LOOK_S)
         if (code := child.process.poll()) is None:
@@ -94,9 +96,11 @@ class CoordinatorActor:
         """Without an answer: killed, or told to end before it had begun."""
         is_quick = time.monotonic() - child.began_at < QUICK_S
         self._quick = self._quick + 1 if is_quick else 0
-        last = child.last_words or f"the coordinator's process ended with exit code {code}"
+        last = child.last_words or f"exit code {code}"
         if code > 128 or self._is_asked_to_stop:
-            heard.answer = [ERROR, code if code > 128 else 143, last]
+            if code > 128 and heard.words:
+                heard.words.pop()  # the caller says it in the end
+            heard.answer = [ERROR, code if code > 128 else 143, last if code > 128 else self._interrupted]
         elif self._quick >= MOST_QUICK:
             heard.answer = [ERROR, 1, f"the coordinator on {socket.gethostname()} died {self._quick} times: {last}"]
         else:
@@ -104,6 +108,13 @@ class CoordinatorActor:
                 f"the coordinator on {socket.gethostname()} died (exit code {code}): it is started again\n"
             )
             self._child = None
+
+    @property
+    def _interrupted(self) -> str:
+        """What is true of the run, if its coordinator cannot say it."""
+        folder = self._errand.options.out
+        has_begun = folder is not None and (folder / CHECKPOINTS / "latest").exists()
+        return f"interrupted; go on with --resume {folder}" if has_begun else BEFORE
 
 
 class Child:

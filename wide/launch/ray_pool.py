@@ -5,6 +5,7 @@ started again; what the actors do is in ray_actors.py.
 from __future__ import annotations
 
 import contextlib
+import re
 import secrets
 import signal
 import sys
@@ -142,7 +143,7 @@ class RayPool:
             except self._ray.exceptions.ActorUnavailableError:  # its machine was taken away; Ray finds another
                 self._work[self._nodes[index].work.remote(0.0)] = index
             except self._ray.exceptions.RayError as error:
-                self._say(f"ray-{index + 1} cannot be started: {_last_line(error)}")
+                self._say(f"ray-{index + 1}{_where(error)} cannot be started: {_last_line(error)}")
                 self._lost.append(Ended("", 1, _last_line(error)))
         if self._nodes and len(self._lost) == len(self._nodes):
             self._stop()
@@ -217,6 +218,12 @@ def crowded(machines: Sequence[dict[str, Any]], count: int, cpus: int, gpus: int
     has = f"{counted(len(alive), 'machine')}, {counted(total['CPU'], 'CPU')}, {counted(total['GPU'], 'GPU')}"
     words = f"asked for {counted(count, 'node')} with {asked} each; Ray has room for {room} ({has})"
     return f"{words}: the others wait until there is more"
+
+
+def _where(error: BaseException) -> str:
+    """On which machine, as far as Ray tells."""
+    found = re.search(r"\bip[=:] ?([0-9a-f.:]+)", str(error))
+    return f" on {found[1]}" if found else ""
 
 
 def _last_line(error: BaseException) -> str:
