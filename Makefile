@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: train test quick check browser bench clean
+.PHONY: train test quick check browser bench clean test-engines
 
 train: $(VENV)/ready
 	$(BIN)/python examples/emoji.py
@@ -21,6 +21,16 @@ browser:
 
 quick: check
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 -m "not processes"
+
+# What needs an engine that places nodes: `make test` skips these where the engine is not there. Ray and dask are installed,
+# in an environment of their own.
+test-engines: .engines/ready
+	.engines/bin/python -m pytest -rs tests/engines
+
+.engines/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .engines
+	.engines/bin/pip install --quiet --constraint constraints.txt --editable '.[examples,dashboard,ray,dask]' pytest
+	touch $@
 
 # All benchmarks, for hours; writes docs/benchmarks.md. Single ones: .venv/bin/python -m benchmarks NAME
 bench: $(VENV)/ready
@@ -40,7 +50,7 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .engines .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 # Frameworks to compare with, each in an environment of its own, since they do not agree on their dependencies. One that
 # cannot be installed is left out, and the benchmark says so.

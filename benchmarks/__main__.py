@@ -24,6 +24,7 @@ NAMES = (
         "rundb",
         "workers",
         "recipes",
+        "engines",
         "everything",
         "sim",
         "chaos",

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 
@@ -35,7 +36,7 @@ from wide.launch.invites import (
 from wide.launch.keys import PoolKeys, keys_in, write_secret
 from wide.launch.processes import warm_up
 from wide.launch.result import Result
-from wide.launch.signals import say_and_end
+from wide.launch.signals import BEFORE, on_signals, say_and_end
 from wide.launch.token import forget_token, read_token, token_file_in
 from wide.launch.training import Origin, Training
 from wide.store.reading import DATABASE
@@ -64,7 +65,7 @@ def serve(spec: str, options: Options, serving: Serving, place: Place | None = N
     token, count = read_token(serving.token_file), options.nodes or 0
     forget_token()
     if serving.address:
-        addresses_of(serving.address, options.port)
+        addresses_of(serving.address, options.port or 1)  # any free one: which, will be seen
     spec = located(spec)
     if options.log != "silent" and sys.stderr.isatty():
         print(f"wide: serving {split_spec(spec)[0]}; loading torch and the job …", file=sys.stderr, flush=True)
@@ -77,7 +78,15 @@ def serve(spec: str, options: Options, serving: Serving, place: Place | None = N
         job = load(spec)
         if job.evaluate is not None or (count and place is None):
             warm_up(spec)
-        origin = Origin(sys.argv, spec, end=say_and_end, values=values_of(spec))
+        placed: list[Launcher] = []
+
+        def end(number: int, why: str) -> NoReturn:
+            """Before training began; but an engine may have been asked for nodes already."""
+            while placed:
+                placed.pop().close()
+            say_and_end(number, why)
+
+        origin = Origin(sys.argv, spec, end=end, values=values_of(spec))
         training = Training(job, title_of(split_spec(spec)[0]), options, origin)
         folder = training.dir
         create(folder / DATABASE)
@@ -89,7 +98,9 @@ def serve(spec: str, options: Options, serving: Serving, place: Place | None = N
             launcher: Launcher = LocalNodes(spec, options, count, is_open=True)
             _tell(folder, keys, listener)
         else:
+            on_signals(lambda number, frame: end(number, BEFORE))
             launcher = place(make_invite(folder, EXPIRES_S, USES, "engine").encode(), folder)
+            placed.append(launcher)
         door = PoolDoor(listener, token, functools.partial(guests_of, folder, keys))
         crew = stack.enter_context(contextlib.closing(Crew(spec, options, launcher, job.evaluate is not None, door)))
         return training.train(lambda: crew)
