@@ -1,4 +1,4 @@
-"""A real Slurm of three machines on this one: munged, slurmctld and three slurmd, in a PID namespace that ends with the
+"""A real Slurm of three machines on this one, the first of which has two cores: munged, slurmctld and three slurmd, in a PID namespace that ends with the
 test, all their files in one folder. Knows Debian's packages, installed or unpacked in .engines/slurm
 (`make slurm-packages`).
 """
@@ -41,9 +41,10 @@ SchedulerParameters=sched_interval=2,batch_sched_delay=0,bf_interval=2
 MpiDefault=none
 SwitchType=switch/none
 ReturnToService=2
+SlurmdParameters=config_overrides
 KillWait=10
 MinJobAge={min_job_age_s}
-NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={n1_port} CPUs=1
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={n1_port} CPUs=2
 NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={n2_port} CPUs=1
 NodeName=n3 NodeHostname={host} NodeAddr=127.0.0.1 Port={n3_port} CPUs=1
 PartitionName=debug Nodes=n[1-3] Default=YES MaxTime=INFINITE State=UP
@@ -52,12 +53,14 @@ PartitionName=two Nodes=n[1-2] MaxTime=INFINITE State=UP
 CGROUPS = (
     "CgroupPlugin=cgroup/v1\nConstrainCores=no\nConstrainDevices=no\nConstrainRAMSpace=no\nConstrainSwapSpace=no\n"
 )
+UNSEEN = "unseen"  # a folder that is another one for its machines
 START = """\
 set -e
 cd {folder}
+mount -t tmpfs none {folder}/{unseen}
 {sbin}/munged --foreground --force --num-threads=1 --key-file=munge.key --socket={folder}/munge.socket \
     --pid-file={folder}/munged.pid --log-file={folder}/munged.log --seed-file={folder}/munged.seed &
-until [ -S munge.socket ]; do read -r -t 0.1 _ <> <(:) || :; done
+until [ -S munge.socket ]; do sleep 0.05; done
 {slurmctld} -D -c -i -f slurm.conf &
 for node in n1 n2 n3; do {slurmd} -D -N $node -f {folder}/slurm.conf -d {slurmstepd} & done
 wait
@@ -87,6 +90,7 @@ class Slurm:
     def __init__(self, folder: Path, min_job_age_s: int = 300) -> None:
         folder.mkdir(mode=0o755)
         (folder / "state").mkdir()
+        (folder / UNSEEN).mkdir()
         self.folder = folder
         programs = {name: _program(name) for name in ("slurmctld", "slurmd", "slurmstepd", "munged")}
         root = UNPACKED if UNPACKED in programs["slurmctld"].parents else Path("/")
@@ -105,7 +109,7 @@ class Slurm:
             "PATH": f"{root / 'usr/bin'}:{os.environ['PATH']}",
             "LD_LIBRARY_PATH": f"{root / LIBRARIES}:{plugins}",
         }
-        script = START.format(folder=folder, sbin=programs["munged"].parent, **programs)
+        script = START.format(folder=folder, unseen=UNSEEN, sbin=programs["munged"].parent, **programs)
         self._process = subprocess.Popen(
             ["unshare", "-m", "-p", "-f", "--kill-child", "--mount-proc", "bash", "-c", script],
             env=os.environ | self.environment,
