@@ -17,6 +17,7 @@ from tests.processes import PATIENCE_S, ROOT, environment, result_of, started, u
 from wide.store import wishes
 
 pytestmark = [pytest.mark.processes, pytest.mark.skipif(bool(why_not()), reason=why_not())]
+EPOCHS = 250  # so that nothing here is over before it is disturbed
 DIGITS = str(ROOT / "examples" / "digits.py")
 
 
@@ -78,38 +79,36 @@ def story(slurm, array):
     return {line["ArrayTaskId"]: line for line in (dict(re.findall(r"(\w+)=(\S*)", line)) for line in lines)}
 
 
-def test_one_requeued_and_one_cancelled_give_the_bits_of_a_plain_loop(slurm, pool, plain, tmp_path):
+def test_one_requeued_one_cancelled_and_one_out_of_time_give_the_bits_of_a_plain_loop(slurm, pool, plain, tmp_path):
     run = tmp_path / "a run"
-    words = ("run", DIGITS, "--on", "slurm", "--nodes", 3, "--epochs", 250, "--out", run, "--json")
+    words = ("run", DIGITS, "--on", "slurm", "--nodes", 3, "--epochs", EPOCHS, "--out", run, "--json")
     with started(*words, cwd=tmp_path, **pool) as process:
         assert until(lambda: len(joined(run)) == 3 and busy(run) == 3), process.communicate()
         array = array_of(slurm, run)
         slurm.ask("scontrol", "requeue", f"{array}_1")
         slurm.ask("scancel", f"{array}_2")
+        slurm.ask("scancel", "--batch", "--signal=USR1", f"{array}_3")  # as Slurm does near a time limit
         wishes.ask(run, "pause")
-        assert until(lambda: story(slurm, array)["1"]["JobState"] == "PENDING")
-        slurm.ask("scontrol", "update", f"JobId={array}_1", "StartTime=now")  # or Slurm lets it wait for two minutes
-        assert until(lambda: len(joined(run)) == 4)
+        for number in ("1", "3"):
+            assert until(lambda number=number: story(slurm, array)[number]["JobState"] == "PENDING")
+            slurm.ask("scontrol", "update", f"JobId={array}_{number}", "StartTime=now")  # or it waits for two minutes
+        assert until(lambda: len(joined(run)) == 5)
         wishes.ask(run, "resume")
         out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, err
-    assert json.loads(out)["weights_sha256"] == plain(250)
-    assert joined(run)[3].endswith("-1")
+    assert json.loads(out)["weights_sha256"] == plain(EPOCHS)
+    assert sorted(name[-2:] for name in joined(run)) == ["-1", "-1", "-2", "-3", "-3"]
     tasks = story(slurm, array)
-    assert {number: task["JobState"] for number, task in tasks.items()} == {
-        "1": "COMPLETED",
-        "2": "CANCELLED",
-        "3": "COMPLETED",
-    }
-    assert tasks["1"]["Restarts"] == "1"
-    for log in ("1.log", "2.log"):  # both were told, and handed in what they had
-        assert "this node gave" in (run / "nodes" / log).read_text().partition("CANCELLED")[2]
+    states = {number: (task["JobState"], task["Restarts"]) for number, task in tasks.items()}
+    assert states == {"1": ("COMPLETED", "1"), "2": ("CANCELLED", "0"), "3": ("COMPLETED", "1")}
+    for number in tasks:  # all were told, and handed in what they had
+        assert "this node gave" in (run / "nodes" / f"{number}.log").read_text().partition("left the pool")[0]
 
 
 def test_the_invite_is_nobody_elses_to_read(slurm, pool, tmp_path):
     run = tmp_path / "run"
     with started(
-        "run", DIGITS, "--on", "slurm", "--nodes", 2, "--epochs", 250, "--out", run, cwd=tmp_path, **pool
+        "run", DIGITS, "--on", "slurm", "--nodes", 2, "--epochs", EPOCHS, "--out", run, cwd=tmp_path, **pool
     ) as process:
         assert until(lambda: joined(run)), process.communicate()
         array = array_of(slurm, run)
@@ -129,7 +128,7 @@ def test_the_invite_is_nobody_elses_to_read(slurm, pool, tmp_path):
 def test_whenever_the_coordinator_ends_the_array_is_gone(slurm, pool, tmp_path, number, moment):
     run = tmp_path / "run"
     with started(
-        "run", DIGITS, "--on", "slurm", "--nodes", 2, "--epochs", 250, "--out", run, cwd=tmp_path, **pool
+        "run", DIGITS, "--on", "slurm", "--nodes", 2, "--epochs", EPOCHS, "--out", run, cwd=tmp_path, **pool
     ) as process:
         if moment == "submitted":
             while "Slurm is asked for 2 nodes" not in process.stderr.readline():
@@ -141,10 +140,21 @@ def test_whenever_the_coordinator_ends_the_array_is_gone(slurm, pool, tmp_path, 
     assert process.returncode == (130 if number == signal.SIGINT else -signal.SIGKILL)
 
 
+def test_a_coordinator_that_was_killed_goes_on_with_a_new_array(slurm, pool, plain, tmp_path):
+    run = tmp_path / "run"
+    words = ("run", DIGITS, "--on", "slurm", "--nodes", 2, "--epochs", EPOCHS, "--checkpoint-every", 1)
+    with started(*words, "--out", run, cwd=tmp_path, **pool) as process:
+        assert until(lambda: (run / "checkpoints" / "latest").exists()), process.communicate()
+        process.kill()
+        process.communicate(timeout=PATIENCE_S)
+    again = result_of("run", DIGITS, "--on", "slurm", "--nodes", 2, "--resume", run, cwd=tmp_path, **pool)
+    assert again["weights_sha256"] == plain(EPOCHS)
+
+
 def test_a_run_whose_array_was_cancelled_says_so(slurm, pool, tmp_path):
     run = tmp_path / "run"
     with started(
-        "run", DIGITS, "--on", "slurm", "--nodes", 2, "--epochs", 250, "--out", run, cwd=tmp_path, **pool
+        "run", DIGITS, "--on", "slurm", "--nodes", 2, "--epochs", EPOCHS, "--out", run, cwd=tmp_path, **pool
     ) as process:
         assert until(lambda: joined(run)), process.communicate()
         slurm.ask("scancel", array_of(slurm, run))

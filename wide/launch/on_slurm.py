@@ -47,7 +47,7 @@ from wide.transport.endpoint import Endpoint
 SCRIPT = "nodes.sbatch"
 ANSWER_S = 60.0  # Slurm's own commands give up after some 30
 LOOK_EVERY_S = 5.0
-CANCEL = 'read -r _; exec scancel --quiet --name="$1" >/dev/null 2>&1'
+CANCEL = 'read -r _; exec scancel --quiet --name="$1"'
 FORGOTTEN = "Invalid job id"
 AWAY = re.compile("contact slurm|connect failure|not responding|authentication|resolve|timed out", re.IGNORECASE)
 
@@ -125,7 +125,13 @@ class Guard:
     def __init__(self, name: str) -> None:
         waiting, self.end = os.pipe()
         try:  # in a session of its own, where Ctrl-C is not heard
-            self._process = subprocess.Popen(["sh", "-c", CANCEL, "wide", name], stdin=waiting, start_new_session=True)
+            self._process = subprocess.Popen(
+                ["sh", "-c", CANCEL, "wide", name],
+                stdin=waiting,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
         finally:
             os.close(waiting)
 

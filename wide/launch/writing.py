@@ -29,6 +29,7 @@ from wide.launch.keys import CERTIFICATE, KEY, ROOT, write_secret
 from wide.launch.places import private
 from wide.launch.slurm import LOGS, NODES, Staying, asked_lines, log_of, nodes_script, plain_name
 from wide.launch.templates import filled
+from wide.telemetry.log import logging_to
 
 IMAGE = f"wiiiiide:{__version__}"
 PORT = 9433
@@ -86,7 +87,6 @@ def launch(kind: str, wanted: Wanted) -> str:
     try:
         if folder.exists() and any(folder.iterdir()):
             raise UsageError(f"{folder} is not empty: choose another folder with --out")
-        private(folder)
         return {"slurm": _slurm, "k8s": _kubernetes, "compose": _compose}[kind](wanted, spec, folder.absolute())
     except OSError as error:
         raise UsageError(f"{folder} cannot be written ({error.strerror}): choose a folder with --out") from None
@@ -107,6 +107,7 @@ def _slurm(wanted: Wanted, spec: str, folder: Path) -> str:
     # A coordinator that was moved is found by its new invite only, so a node looks ten minutes, and then comes again.
     staying = Staying(patience_s=600, retry_s=600, again=(69, 75), restarts=50)
     nodes = nodes_script(wanted.options, wanted.nodes, name, folder / "run" / FIRST, logs / LOGS, staying)
+    private(folder)
     private(logs / LOGS)
     for file, text in (
         ("coordinator.sbatch", coordinator),
@@ -156,6 +157,7 @@ def _kubernetes(wanted: Wanted, spec: str, folder: Path) -> str:
         premade.make(Path(place), ((wanted.name, PORT),))
         texts = {name: quoted((Path(place) / name).read_text()) for name in premade.FILES}
     named = {"certificate": texts[CERTIFICATE], "key": texts[KEY], "root": texts[ROOT], "invite": texts[FIRST]}
+    private(folder)
     write_secret(folder / "secrets.yaml", filled("secrets.yaml", name=wanted.name, **named))
     (folder / "pool.yaml").write_text(pool, encoding="utf-8")
     apply = f"kubectl apply --server-side -f {shlex.quote(str(folder))}"
@@ -166,6 +168,7 @@ def _kubernetes(wanted: Wanted, spec: str, folder: Path) -> str:
 
 def _compose(wanted: Wanted, spec: str, folder: Path) -> str:
     code = _code(spec)
+    private(folder)
     keys, run = private(folder / "keys"), private(folder / "run")
     premade.make(keys, (("coordinator", PORT),))
     for name, data in code.files:
@@ -198,9 +201,10 @@ def _compose(wanted: Wanted, spec: str, folder: Path) -> str:
 
 
 def _code(spec: str) -> Code:
-    code = code_of(spec)
+    with logging_to("normal"):
+        code = code_of(spec)
     if code is None:
-        raise UsageError("the job's code cannot be sent to other machines; see the line above")
+        raise UsageError("without the job's code there is nothing to launch")
     return code
 
 
