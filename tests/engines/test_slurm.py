@@ -17,7 +17,7 @@ from tests.processes import PATIENCE_S, ROOT, environment, result_of, started, u
 from wide.store import wishes
 
 pytestmark = [pytest.mark.processes, pytest.mark.skipif(bool(why_not()), reason=why_not())]
-EPOCHS = 250  # so that nothing here is over before it is disturbed
+EPOCHS = 150  # so that nothing here is over before it is disturbed
 DIGITS = str(ROOT / "examples" / "digits.py")
 
 
