@@ -70,3 +70,20 @@ peers: $(VENV)/ready
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/pip install --quiet --constraint benchmarks/peers.txt torch numpy $(PACKAGE) || { rm -rf $(@D); exit 1; }
 	touch $@
+
+# What the tests of Slurm and Kubernetes use. Debian's packages of Slurm are unpacked, not installed: no daemon is started
+# and nothing outside .engines changes. Where that cannot be, those tests are skipped, and say so.
+.PHONY: slurm-packages
+slurm-packages:
+	@command -v slurmctld >/dev/null || [ -d .engines/slurm/root ] || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
+		&& mkdir -p .engines/slurm/debs/partial && apt-get update -qq >/dev/null \
+		&& apt-get install -y -qq --no-install-recommends --download-only -o Dir::Cache::archives="$$PWD/.engines/slurm/debs" \
+			slurmctld slurmd slurm-client munge >/dev/null 2>&1 \
+		&& mkdir .engines/slurm/new && for deb in .engines/slurm/debs/*.deb; do dpkg -x "$$deb" .engines/slurm/new || exit 1; done \
+		&& mv .engines/slurm/new .engines/slurm/root; } \
+		|| echo "no Slurm here, and it cannot be fetched: its tests are skipped"
+
+.engines/kubernetes/ready:
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install --quiet kubernetes-validate
+	touch $@

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from wide import __version__
 from wide.cli import looking
 from wide.cli.joining import add_commands, join
+from wide.cli.launching import add_launch, launch
 from wide.config import SOCKET_HELP, Options, resolve
 from wide.errors import UsageError, WideError
 from wide.telemetry.log import without_invites
@@ -72,10 +73,10 @@ def _give(arguments: argparse.Namespace, words: list[str], pairs: list[str]) -> 
         return
     from wide.job.spec import with_arguments, with_set
 
-    name = {_run: "job", _serve: "job", _plan: "target", join: "job"}.get(arguments.call)
+    name = {_run: "job", _serve: "job", _plan: "target", join: "job", launch: "job"}.get(arguments.call)
     if name is None or getattr(arguments, name) is None:
         what = "what stands behind --" if words else "--set"
-        raise UsageError(f"{what} is for a job: run, serve, plan and join --job have one")
+        raise UsageError(f"{what} is for a job: run, serve, plan, launch and join --job have one")
     setattr(arguments, name, with_set(with_arguments(getattr(arguments, name), words), pairs))
 
 
@@ -112,6 +113,8 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument(
         "--insecure", action="store_true", default=None, help="let other machines in unencrypted, too, with the token"
     )
+    serve.add_argument("--keys", metavar="DIR", help="keys and an invite that `wide launch` made, instead of new ones")
+    serve.add_argument("--hide-invite", action="store_true", help="do not print it: RUN/invite has it")
     for command, call in ((run, _run), (serve, _serve)):
         command.add_argument(
             "job", metavar="JOB", help="file.py, file.py:name or package.module; behind --: its own arguments"
@@ -139,6 +142,7 @@ def _parser() -> argparse.ArgumentParser:
     export.set_defaults(call=_export)
     looking.add_commands(commands)
     add_commands(commands)
+    add_launch(commands, SET_HELP)
     return parser
 
 
@@ -216,7 +220,10 @@ def _serve(arguments: argparse.Namespace) -> int:
 
     host = options.host if arguments.host or os.environ.get("WIDE_HOST") else None
     port = options.port if arguments.port or os.environ.get("WIDE_PORT") else None
-    result = serve(arguments.job, options, Serving(arguments.token_file, host, port, arguments.address))
+    serving = Serving(
+        arguments.token_file, host, port, arguments.address, arguments.keys, hides_invite=arguments.hide_invite
+    )
+    result = serve(arguments.job, options, serving)
     _report(result, arguments.json, options)
     return 0
 

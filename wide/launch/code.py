@@ -181,7 +181,7 @@ def _write(folder: Path, code: Code) -> None:
         for name, data in code.files:
             (temporary / name).parent.mkdir(parents=True, exist_ok=True)
             (temporary / name).write_bytes(data)
-        if folder.exists():  # changed, or half a folder
+        if folder.exists() and not _holds(folder, code):  # changed, or half a folder; not another join's, just now
             shutil.rmtree(folder)
         os.replace(temporary, folder)
     except OSError:

@@ -34,6 +34,7 @@ from wide.launch.invites import (
     make_invite,
 )
 from wide.launch.keys import PoolKeys, keys_in, write_secret
+from wide.launch.premade import adopt
 from wide.launch.processes import warm_up
 from wide.launch.result import Result
 from wide.launch.signals import BEFORE, on_signals, say_and_end
@@ -53,6 +54,8 @@ class Serving:
     host: str | None = None
     port: int | None = None
     address: str | None = None
+    keys: str | None = None  # a folder with keys and an invite that were made before
+    hides_invite: bool = False
 
 
 Place = Callable[[str, Path], Launcher]  # given an invite and the run's folder
@@ -90,13 +93,15 @@ def serve(spec: str, options: Options, serving: Serving, place: Place | None = N
         training = Training(job, title_of(split_spec(spec)[0]), options, origin)
         folder = training.dir
         create(folder / DATABASE)
+        if serving.keys is not None:
+            adopt(folder, Path(serving.keys))
         keys = keys_in(folder)
         listener.encrypt(keys.tls)
         token = token or token_file_in(folder)[0]
         _remember(folder, listener, serving.address, before)
         if place is None:
             launcher: Launcher = LocalNodes(spec, options, count, is_open=True)
-            _tell(folder, keys, listener)
+            _tell(folder, keys, listener, serving.hides_invite or serving.keys is not None)
         else:
             on_signals(lambda number, frame: end(number, BEFORE))
             launcher = place(make_invite(folder, EXPIRES_S, USES, "engine").encode(), folder)
@@ -132,11 +137,15 @@ def _remember(folder: Path, listener: Listener, address: str | None, before: Lis
     write_secret(folder / LISTENING, msgspec.json.encode(listening).decode())
 
 
-def _tell(folder: Path, keys: PoolKeys, listener: Listener) -> None:
+def _tell(folder: Path, keys: PoolKeys, listener: Listener, hides_invite: bool) -> None:
     invite, terms = first_invite(folder)
     where = ", ".join(shown(*address) for address in invite.addresses)
+    pool = f"pool {pool_name(keys.pin)} at {where}, TLS 1.3, certificate {keys.shown}"
+    if hides_invite:  # what is printed here may be a log that others read
+        print(f"{pool}; its invite ({terms}) is in {folder}/{FIRST}", file=sys.stderr, flush=True)
+        return
     words = f"""\
-pool {pool_name(keys.pin)} at {where}, TLS 1.3, certificate {keys.shown}
+{pool}
 On each machine that should help (this line is a secret; {terms}):
 
     wide join {invite.encode()}
