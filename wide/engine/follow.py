@@ -19,8 +19,8 @@ from wide.job.samples import Samples
 from wide.job.schedule import Schedule
 
 
-def follow(team: Team, job: Job) -> None:
-    """Until rank 0 says that it is over."""
+def follow(team: Team, job: Job) -> Master:
+    """Until rank 0 says that it is over. What was trained is the same on every rank."""
     told = team.shared()
     torch.set_num_threads(job.threads)
     problem: WideError | None = None
@@ -41,11 +41,11 @@ def follow(team: Team, job: Job) -> None:
             step, low, _ = schedule.stretches(order.first, order.end)[0]
             where = f"step {step.number}, batch {low + share.at}, rank {team.rank}"
             raise TrainingFailed(f"{where}: {words}", error.details) from None
-        step = schedule.step_at(order.first)
-        if order.end == schedule.position(step.number) + step.batches:
-            if not share.is_finite:
-                raise Gone("the gradient is not finite")  # rank 0 finds that, too, and tells it
-            share.descend(step.number + 1)
+        if not share.is_finite:
+            raise Gone("the gradient is not finite")  # rank 0 finds that, too, and tells it
+        if share.is_whole:
+            share.descend(schedule.step_at(order.first).number + 1)
+    return master
 
 
 def _built(job: Job, told: dict[str, Any]) -> tuple[Samples, Schedule, Master]:

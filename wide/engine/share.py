@@ -86,7 +86,16 @@ class Share:
         by_name = dict(replica.model.named_parameters())
         self._parameters = [by_name[slot.name] for slot in replica.layout.trainable]
         self._watch = Watch(replica.model, replica.layout, replica.weights)
+        live = {slot.name for slot in (*replica.layout.averaged, *replica.layout.kept)}
+        kept = {id(buffer) for name, buffer in replica.model.named_buffers() if name in live}
+        self._homes = [
+            (module._buffers, name, buffer)
+            for module in replica.model.modules()
+            for name, buffer in module._buffers.items()
+            if buffer is not None and id(buffer) in kept
+        ]
         self._total: Flat | None = None  # of the step, as far as it was computed
+        self._missing = 0  # of its batches
         self._logged: Logged = {}
         self._took_s, self.fetched_s, self.at = 0.0, 0.0, 0
         self._ddp = self._wrapped()
@@ -145,15 +154,30 @@ class Share:
         try:
             told = self._train(step, places, low, high)
         except BaseException:
+            for owner, name, buffer in self._homes:
+                owner[name] = buffer
             buffers.copy_(before)  # as the last whole version has them
             raise
+        self._bring_buffers_home()
         self._took_s = time.perf_counter() - began
         count = high - low
+        self._missing = (step.batches if self._total is None else self._missing) - count
         losses, weights, (has_total, has_logged) = told[:count], told[count : 2 * count], told[-2:]
         if has_total not in (0, count):
             raise TrainingFailed(MIXED)
         self._add(weights if has_total else [], bool(has_logged))
         return Outcome(losses, weights if has_total else [], told[2 * count : -2])
+
+    @torch.no_grad()
+    def _bring_buffers_home(self) -> None:
+        """The model may have put other tensors in their place: the value stays, the memory is the run's."""
+        for owner, name, buffer in self._homes:
+            now = owner.get(name)
+            if now is None or (now.shape, now.dtype) != (buffer.shape, buffer.dtype):
+                raise TrainingFailed(f"buffer {name} got another shape or dtype, or was taken away: keep it")
+            if now is not buffer:
+                buffer.copy_(now)
+                owner[name] = buffer
 
     def _train(self, step: Step, places: list[Place], low: int, high: int) -> list[float]:
         """What all ranks tell each other: losses, counts, seconds of the last order; how many are totals; who logs."""
@@ -221,7 +245,7 @@ class Share:
             if parameter.grad is None:
                 view.zero_()
             else:
-                view.copy_(parameter.grad)
+                view.copy_(parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad)
                 flat.touched |= 1 << i
         flat.buffers_raw.zero_()
         flat.kept_raw.copy_(self._replica.weights.kept_raw)  # the model has changed its buffers by itself
@@ -237,6 +261,11 @@ class Share:
         for words in self._team.gathered(msgspec.json.encode(self._logged)):
             total = added(total, msgspec.json.decode(words, type=Logged))
         return total
+
+    @property
+    def is_whole(self) -> bool:
+        """Are all batches of the step in?"""
+        return self._missing == 0
 
     @property
     def is_finite(self) -> bool:
