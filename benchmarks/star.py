@@ -69,8 +69,8 @@ def run(repeats: int, say: Callable[[str], None], nodes: int = 10_000) -> dict[s
         row |= {"formula": point.least, "bound": point.most, "took_s": time.perf_counter() - began}
         rows.append(row)
         say(
-            f"{point.strategy:<6}{point.nodes:>7,} nodes, {point.payload_nbytes / 1e6:.4g} MB at {point.link_gbit} Gbit/s, "
-            f"batches of {point.batch_s:g} s: a version every {row['version_s']:.3f} s; "
+            f"{point.strategy:<6}{point.nodes:>7,} nodes, {point.payload_nbytes / 1e6:.4g} MB at "
+            f"{point.link_gbit} Gbit/s, batches of {point.batch_s:g} s: a version every {row['version_s']:.3f} s; "
             f"{star.utilisation:.3f} of the computing, formula {point.least:.3f}, bound {point.most:.3f}"
         )
     exact = [abs(row["utilisation"] / row["formula"] - 1) for row in rows if row["strategy"] == "sync"]

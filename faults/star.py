@@ -12,7 +12,6 @@ import heapq
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -22,6 +21,7 @@ from torch.utils.data import TensorDataset
 import wide
 from faults.disk import MemoryDb, MemoryWriter
 from faults.node import Line, Node
+from faults.scenario import NEVER_S, Scenario
 from faults.simulator import World
 from faults.toy import SEED, toy_master
 from wide.codec.layout import Flat
@@ -175,11 +175,22 @@ class Star(World):
     ) -> None:
         super().__init__(seed=1, most_nodes=2)
         self.chance, self.is_kind, self.payload_nbytes, self._window_s = Calm(1), True, payload_nbytes, window_s
-        self.scenario = replace(
-            self.scenario,
-            **dict(strategy=strategy, compress="none", is_plain=True, may_change=False, is_open=True, evaluates=False),
-            **dict(schedule=Schedule(SAMPLES, 1, nodes, seed=SEED), steps=None, seconds=None, save_every_s=1e9),
-            **dict(nodes=nodes, batches_per_s=1 / batch_s, faults=0, poison=-1),
+        self.scenario = Scenario(
+            strategy=strategy,
+            compress="none",
+            is_plain=True,
+            may_change=False,
+            is_open=True,
+            evaluates=False,
+            schedule=Schedule(SAMPLES, 1, nodes, seed=SEED),
+            steps=None,
+            seconds=None,
+            save_every_s=NEVER_S,
+            nodes=nodes,
+            batches_per_s=1 / batch_s,
+            faults=0,
+            fault_every_s=NEVER_S,
+            poison=-1,
         )
         self.job = _job()
         master = toy_master(self.job)
