@@ -62,6 +62,7 @@ class Team:
             backend = "nccl" if device.type == "cuda" else "gloo"
             dist.init_process_group(backend, store=PrefixStore("group", store), rank=self.rank, world_size=self.size)
         self.is_first = self.rank == 0
+        self._saying: Any = None  # an order that is under way
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
@@ -106,8 +107,16 @@ class Team:
             raise BY_EXIT_CODE.get(code, TrainingFailed)(words, details) if self.is_first else Gone(words)
 
     def say(self, order: Order) -> None:
-        """Rank 0 to all others."""
-        self._heard(torch.tensor([order.first, order.end, *order.rates], dtype=torch.float64, device=self.device))
+        """Rank 0 to all others; it begins with its own share before they have heard it."""
+        words = torch.tensor([order.first, order.end, *order.rates], dtype=torch.float64, device=self.device)
+        with self.together():
+            self._settle()
+            self._saying = dist.broadcast(words, src=0, async_op=True)
+
+    def _settle(self) -> None:
+        if self._saying is not None:
+            self._saying.wait()
+            self._saying = None
 
     def hear(self, rates: int) -> Order | None:
         """What rank 0 says, with so many learning rates; None: it is over."""
@@ -116,8 +125,9 @@ class Team:
 
     def stop(self, rates: int) -> None:
         """Rank 0's last words; whoever is gone already does not hear them."""
-        with contextlib.suppress(WideError):
+        with contextlib.suppress(WideError), self.together():
             self.say(Order(STOP, STOP, [0.0] * rates))
+            self._settle()
 
     def _heard(self, words: torch.Tensor) -> torch.Tensor:
         with self.together():
