@@ -22,6 +22,7 @@ NAMES = (
         "views",
         "dashboard",
         "rundb",
+        "star",
         "workers",
         "recipes",
         "engines",

@@ -155,7 +155,7 @@ class Node:
             rss_bytes=2**63 - 1 if lies else 1000,
             codec=work.reply_codec,
             received_nbytes=2**63 - 1 if lies else package.received_nbytes,
-            received_s=5e-324 if lies else 0.01,
+            received_s=5e-324 if lies else line.received_s,
             is_finite=flat.is_finite(),
         )
         for _ in range(2 if not world.is_kind and world.chance.random() < 0.1 else 1):  # some say it twice
@@ -202,6 +202,7 @@ class Line:
         self._connection = Connection(self._mine, self._place_for_probe)
         self._connection.reader.allow(self._place_for_probe, HEADER_LIMIT, PAYLOAD_LIMIT)
         self._load = memoryview(b"")
+        self.received_s = 0.01  # that its last work was on its way, as it tells
         self._heard_at = self._told_at = 0.0  # bytes on one line arrive in their order
         self._is_broken = False  # some were lost, so no others will arrive
         self._is_reacting = False

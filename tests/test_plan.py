@@ -6,7 +6,7 @@ import pytest
 
 from wide.coordinator.planning import is_better
 from wide.strategy.description import Measured, Setting, Travel
-from wide.strategy.plan import forecast, plan
+from wide.strategy.plan import forecast, plan, ring
 
 SETTING = Setting(batches_per_step=16, busy_s=0.0005)
 
@@ -71,6 +71,27 @@ def test_no_prediction_exceeds_what_the_nodes_can_compute():
 def test_faster_links_never_make_a_prediction_worse(strategy):
     rates = [forecast(strategy, [node(1, raw_s=s), node(2, raw_s=s)], SETTING).batches_per_s for s in (1.0, 0.1, 0.01)]
     assert rates == sorted(rates)
+
+
+def test_a_ring_is_spoken_of_where_it_wins():
+    equal, setting = [node(i, raw_s=0.004) for i in range(1, 9)], Setting(batches_per_step=8, busy_s=0.002)
+    found = plan(equal, setting)
+    assert ring(equal, setting) == pytest.approx(8 / (1 / 100 + 2 * 7 / 8 * 0.004))
+    assert ring(equal, setting) > 1.25 * found.forecasts["sync"].batches_per_s
+    assert "--on torchrun" in found.reason
+
+
+def test_a_ring_waits_for_the_slowest_and_sends_all():
+    assert "torchrun" not in plan([node(i) for i in range(1, 5)], SETTING).reason, "sync is nearly as quick"
+    assert "torchrun" not in plan([*(node(i) for i in range(1, 4)), node(4, speed=25.0)], SETTING).reason
+    assert "torchrun" not in plan([node(i, raw_s=0.36, int4_s=0.05) for i in range(1, 5)], SETTING).reason
+    assert "torchrun" not in plan([node(i, raw_s=0.36) for i in range(1, 5)], SETTING).reason, "nor is it quick"
+
+
+def test_nothing_is_known_of_a_ring_on_one_machine():
+    nodes = [Measured(i, f"n{i}", 5000.0, {"raw": Travel(1e-6, 1e-6)}, is_here=True) for i in (1, 2)]
+    assert ring(nodes, SETTING) is None
+    assert ring([node(1)], SETTING) is None
 
 
 def test_a_pool_changes_only_for_something_much_better():

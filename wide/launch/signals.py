@@ -7,8 +7,10 @@ code is doing. From then on the first signal asks the run to stop, and it stops 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +19,7 @@ from typing import Any, NoReturn
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 PATIENCE_S = 10.0  # whoever asks again after this long does not want to wait for the user's code any more
+PR_SET_PDEATHSIG = 1
 BEFORE = "interrupted before training began"
 
 
@@ -36,6 +39,13 @@ def say_and_end(number: int, why: str) -> NoReturn:
     with contextlib.suppress(OSError):
         os.write(2, f"wide: {why}\n".encode())
     os._exit(128 + number)
+
+
+def end_with_starter() -> None:
+    """Should whoever started this process be killed, it is asked to end, too: by the kernel, where that does so."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):  # another C library
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 @contextlib.contextmanager

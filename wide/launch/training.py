@@ -50,6 +50,7 @@ from wide.launch.code import code_of
 from wide.launch.crew import Crew
 from wide.launch.dashboard import shown_on_page
 from wide.launch.folder import CHECKPOINTS, LOG, RunFolder
+from wide.launch.loop import Loop
 from wide.launch.result import Result
 from wide.launch.signals import BEFORE, on_signals, stopping
 from wide.launch.story import Story
@@ -113,6 +114,7 @@ class Training:
         self._stop_reason = ""
         self._received: list[int] = []  # signals
         self.plan_words = ""  # the plan as JSON, if that is all that was wanted
+        self.loop: Callable[[Job, Course, Samples, torch.device, bool], Loop] = Alone  # what trains without a crew
 
     def open_ahead(self) -> bool:
         """The data set, so that nodes that are forked from here have it: may they be? Should the run turn out to have
@@ -328,11 +330,11 @@ class Training:
         return min(limits) if limits else None
 
     def _alone(self, course: Course, samples: Samples) -> list[NodeTotals]:
-        alone = Alone(self.job, course, samples, pick_device(self.options.device), self.options.check)
-        self._began(alone.run)
-        alone.train()
+        loop = self.loop(self.job, course, samples, pick_device(self.options.device), self.options.check)
+        self._began(loop.run)
+        loop.train()
         self._tell_end()
-        return alone.totals()
+        return loop.totals()
 
     def _pool(self, course: Course, samples: Samples, crew: Crew) -> list[NodeTotals]:
         here = build(pick_device(self.options.device), self.job.threads)

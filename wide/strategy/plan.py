@@ -6,6 +6,7 @@ weights travel `up_s` and `down_s`, in each codec; the coordinator is busy `busy
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,6 +14,9 @@ from wide.strategy.catalogue import EXACT, STRATEGIES
 from wide.strategy.description import Measured, Setting, Travel, speed
 
 SUSPECTS = 8  # nodes with the slowest links, that may be a burden
+WORTH_A_RING = 1.25  # so much quicker than sync must an all-reduce be, to be spoken of; and
+QUICK = 0.5  # of what the nodes can compute it must give
+DENSE = "raw"  # the codec that sends numbers as they are
 BURDEN = 1.02  # a node is a burden if the others would be so much quicker without it
 
 
@@ -43,7 +47,8 @@ def plan(nodes: list[Measured], setting: Setting) -> Plan:
         name for name, strategy in STRATEGIES.items() if forecasts[name].batches_per_s >= strategy.enough * best
     )
     is_one_machine = all(node.is_here for node in nodes)
-    return Plan(picked, _reason(picked, forecasts, is_one_machine), forecasts, _burdens(picked, nodes, setting))
+    reason = _reason(picked, forecasts, is_one_machine) + _ring_words(nodes, setting, forecasts[EXACT.name])
+    return Plan(picked, reason, forecasts, _burdens(picked, nodes, setting))
 
 
 def forecast(strategy: str, nodes: list[Measured], setting: Setting) -> Forecast:
@@ -73,6 +78,28 @@ def _reason(picked: str, forecasts: dict[str, Forecast], is_one_machine: bool) -
     rate = f"{_plain(mine.batches_per_s)} batches/s, {mine.utilisation:.0%} of what the nodes can compute"
     why = STRATEGIES[picked].why_here if is_one_machine else STRATEGIES[picked].why
     return f"{why}: {rate}; {others}"
+
+
+def ring(nodes: list[Measured], setting: Setting) -> float | None:
+    """Batches/s of a dense all-reduce (torch.distributed), if nodes reach each other as they reach the coordinator:
+    equal shares of a step, then each link carries 2·(n-1)/n of an update, both ways at once. None: that is not known,
+    of nodes on one machine, or where nobody measured an update as it is.
+    """
+    if len(nodes) < 2 or any(node.is_here or DENSE not in node.travel for node in nodes):
+        return None
+    count = len(nodes)
+    compute_s = math.ceil(setting.batches_per_step / count) / min(node.batches_per_s for node in nodes)
+    link_s = max(max(node.travel[DENSE]) for node in nodes)
+    return setting.batches_per_step / (compute_s + 2 * (count - 1) / count * link_s)
+
+
+def _ring_words(nodes: list[Measured], setting: Setting, exact: Forecast) -> str:
+    """Where the network is quick, and a ring trains as sync does, but quicker."""
+    rate = ring(nodes, setting)
+    if rate is None or rate < QUICK * speed(nodes) or rate < WORTH_A_RING * exact.batches_per_s:
+        return ""
+    what = f"a dense all-reduce, one step after the other as {exact.strategy}, would make about {_plain(rate)}"
+    return f"; {what}, if these machines reach each other and none of them leaves: --on torchrun"
 
 
 def _burdens(picked: str, nodes: list[Measured], setting: Setting) -> dict[int, str]:

@@ -1,0 +1,1 @@
+"""The same job on torch.distributed: `torchrun --nproc-per-node 4 -m wide.engine job.py`."""
