@@ -22,9 +22,9 @@ browser:
 quick: check
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 -m "not processes"
 
-# What needs an engine that places nodes: `make test` skips these where the engine is not there. Ray and dask are installed,
-# in an environment of their own.
-test-engines: .engines/ready
+# What needs an engine that places nodes: `make test` skips these where the engine is not there. Ray and dask are installed
+# in an environment of their own, Slurm is fetched.
+test-engines: .engines/ready .engines/kubernetes/ready slurm-packages
 	.engines/bin/python -m pytest -rs tests/engines
 
 .engines/ready: pyproject.toml constraints.txt

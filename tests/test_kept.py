@@ -167,7 +167,7 @@ def test_a_kept_coordinator_that_is_killed_goes_on_and_gives_the_same_bits(erran
     actor = CoordinatorActor(errand, "127.0.0.1")
     said, heard = heard_until(actor, lambda heard: heard.invite)
     assert "wide1_" not in said
-    node = KeptNode(join_words(sys.executable, "ray-1", errand.options), heard.invite, str(tmp_path))
+    node = KeptNode([*join_words(sys.executable, errand.options), "--name", "ray-1"], heard.invite, str(tmp_path))
     ends = []
     thread = threading.Thread(target=lambda: ends.append(node.work()))
     thread.start()

@@ -33,7 +33,8 @@ class Lender:
     def __init__(self, loan: Loan, name: str, threads: int, tell: Callable[[dict[str, Any]], None]) -> None:
         self._name, self._tell = name, tell
         count = nodes_of(loan.options, threads)
-        words = [*join_words(sys.executable, name, loan.options), "--nodes", str(count), "--retry", str(RETRY_S)]
+        words = [*join_words(sys.executable, loan.options), "--name", name]
+        words += ["--nodes", str(count), "--retry", str(RETRY_S)]
         self._node = KeptNode(words, loan.invite, loan.folder)
         threading.Thread(target=self._keep, daemon=True).start()
 

@@ -35,10 +35,9 @@ def needs(library: str, extra: str) -> None:
         raise UsageError(f"--on {extra} needs {library}: pip install 'wiiiiide[{extra}]'")
 
 
-def join_words(python: str, name: str, options: Options) -> list[str]:
-    """The command of one node. The invite comes by the environment (WIDE_INVITE), never by the command line. The pool
-    is its owner's, so its code is taken without asking.
+def join_words(python: str, options: Options) -> list[str]:
+    """The command of one node. The invite comes by the environment (WIDE_INVITE) or a file, never by the command line.
+    The pool is its owner's, so its code is taken without asking.
     """
-    words = [python, "-m", "wide", "join", "--name", name, "--allow-code", "any", "--device", options.device]
-    words += ["--log", options.log]
+    words = [python, "-m", "wide", "join", "--allow-code", "any", "--device", options.device, "--log", options.log]
     return words if options.workers is None else [*words, "--workers", str(options.workers)]

@@ -38,7 +38,7 @@ class NodeActor:
     """Lends its machine to the pool, one process at a time."""
 
     def __init__(self, name: str, options: Options, invite: str, folder: str) -> None:
-        self._node = KeptNode(join_words(sys.executable, name, options), invite, folder)
+        self._node = KeptNode([*join_words(sys.executable, options), "--name", name], invite, folder)
 
     def versions(self) -> Versions:
         return versions()

@@ -111,8 +111,7 @@ LOGS = "nodes"  # the folder of their logs, in the run's
 
 def nodes_script(options: Options, count: int, name: str, invite: Path, logs: Path, stays: Staying) -> str:
     """The job array, as sbatch reads it."""
-    words = [*join_words("{python}", "{name}", options), f"@{invite}", "--retry", str(stays.retry_s)]
-    del words[words.index("--name") : words.index("--name") + 2]
+    words = [*join_words("{python}", options), f"@{invite}", "--retry", str(stays.retry_s)]
     return filled(
         "nodes.sbatch",
         nodes_name=name,

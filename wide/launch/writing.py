@@ -72,9 +72,7 @@ class Wanted:
         return ["serve", job, *more, "--host", "0.0.0.0", "--resume", "auto", *told, *(["--", *own] if own else [])]
 
     def join_words(self) -> list[str]:
-        words = join_words("", "", self.options)[3:]
-        place = words.index("--name")
-        return [*words[:place], *words[place + 2 :], "@/pool/invite"]
+        return [*join_words("", self.options)[3:], "@/pool/invite"]
 
 
 def launch(kind: str, wanted: Wanted) -> str:
