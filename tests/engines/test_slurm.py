@@ -99,8 +99,8 @@ def test_one_requeued_one_cancelled_and_one_out_of_time_give_the_bits_of_a_plain
     assert json.loads(out)["weights_sha256"] == plain(EPOCHS)
     assert sorted(name[-2:] for name in joined(run)) == ["-1", "-1", "-2", "-3", "-3"]
     tasks = story(slurm, array)
-    states = {number: (task["JobState"], task["Restarts"]) for number, task in tasks.items()}
-    assert states == {"1": ("COMPLETED", "1"), "2": ("CANCELLED", "0"), "3": ("COMPLETED", "1")}
+    assert {number: task["Restarts"] for number, task in tasks.items()} == {"1": "1", "2": "0", "3": "1"}
+    assert tasks["2"]["JobState"] == "CANCELLED"
     for number in tasks:  # all were told, and handed in what they had
         assert "this node gave" in (run / "nodes" / f"{number}.log").read_text().partition("left the pool")[0]
 

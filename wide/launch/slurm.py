@@ -12,9 +12,10 @@ from pathlib import Path
 
 from wide.config import Options
 from wide.errors import UsageError
-from wide.launch.engines import NEVER_AGAIN, join_words
+from wide.launch.engines import join_words
 from wide.launch.templates import filled
 
+LOGS = "nodes"  # the folder of their logs, in the run's
 NODES = 4  # unless somebody says how many, or there is less room
 SEEN_FORMAT = "%P|%N|%c|%G"
 NOT_OVER = {"PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING"}
@@ -42,14 +43,25 @@ class Task:
     reason: str
 
 
+@dataclass(frozen=True)
+class Staying:
+    """How long a node waits for its invite, and for a pool that went away; which exit codes mean that it comes again,
+    and how often.
+    """
+
+    patience_s: int = 60
+    retry_s: int = 3600
+    again: tuple[int, ...] = (75,)
+    restarts: int = 1000
+
+
 def machines_of(answer: str) -> list[Machine]:
     """What `sinfo --Node --format=SEEN_FORMAT` says."""
     found = []
     for line in answer.splitlines():
         partition, name, cpus, gres = line.strip().split("|", 3)
         gpus = sum(int(count) for count in re.findall(r"\bgpu(?::[^:,()]+)?:(\d+)", gres))
-        count = int(re.match(r"\d+", cpus)[0]) if re.match(r"\d+", cpus) else 0  # type: ignore[index]
-        found.append(Machine(partition.rstrip("*"), partition.endswith("*"), name, count, gpus))
+        found.append(Machine(partition.rstrip("*"), partition.endswith("*"), name, int(cpus.rstrip("+")), gpus))
     return found
 
 
@@ -106,9 +118,6 @@ def why_waiting(tasks: Iterable[Task]) -> str:
     return ", ".join(sorted({task.reason for task in tasks if task.state == "PENDING"} - {"None", "Priority", ""}))
 
 
-LOGS = "nodes"  # the folder of their logs, in the run's
-
-
 def nodes_script(options: Options, count: int, name: str, invite: Path, logs: Path, stays: Staying) -> str:
     """The job array, as sbatch reads it."""
     words = [*join_words("{python}", options), f"@{invite}", "--retry", str(stays.retry_s)]
@@ -126,18 +135,6 @@ def nodes_script(options: Options, count: int, name: str, invite: Path, logs: Pa
         again="|".join(map(str, stays.again)),
         restarts=stays.restarts,
     )
-
-
-@dataclass(frozen=True)
-class Staying:
-    """How long a node waits for its invite, and for a pool that went away; which exit codes mean that it comes again,
-    and how often.
-    """
-
-    patience_s: int = 60
-    retry_s: int = 3600
-    again: tuple[int, ...] = (75,)
-    restarts: int = 1000
 
 
 def asked_lines(partition: str | None, gpus: int = 0) -> str:
@@ -161,6 +158,3 @@ def log_of(path: Path) -> str:
 def plain_name(title: str) -> str:
     """A job's title in letters that no program misreads."""
     return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")[:40].strip("-") or "job"
-
-
-assert set(Staying.again).isdisjoint(NEVER_AGAIN)
