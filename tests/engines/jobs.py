@@ -11,18 +11,22 @@ DIGITS = ROOT / "examples" / "digits.py"
 SLOWLY = """
 def slowly(model, batch):
     time.sleep(0.01)
+    while wide.here().step >= {step} and os.path.exists({gate!r}):
+        time.sleep(0.01)
     return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
 
 job = """
 
 
-def slow_digits(folder):
-    """The same network and data; each batch takes 10 ms longer."""
-    text = DIGITS.read_text().replace("import torch\n", "import time\n\nimport torch\n", 1)
+def slow_digits(folder, held_at=0):
+    """The same network and data; each batch takes 10 ms longer. From step `held_at` on it waits for as long as there is
+    a file `gate` in the folder: the run cannot be over before what a test waits for has happened.
+    """
+    text = DIGITS.read_text().replace("import torch\n", "import os\nimport time\n\nimport torch\n", 1)
     text = text.replace("loss=wide.supervised(nn.CrossEntropyLoss())", "loss=slowly")
     path = folder / "slow.py"
-    path.write_text(text.replace("\njob = ", SLOWLY, 1))
+    path.write_text(text.replace("\njob = ", SLOWLY.format(step=held_at, gate=str(folder / "gate")), 1))
     return path
 
 

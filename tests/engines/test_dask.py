@@ -52,14 +52,16 @@ def words_of(process):
 
 
 def test_a_worker_that_is_added_later_joins_by_itself(cluster, tmp_path):
-    job = slow_digits(tmp_path)
+    job = slow_digits(tmp_path, held_at=20)
     alone = result_of("run", job, "--steps", 60, "--nodes", 0, cwd=tmp_path)
+    (tmp_path / "gate").touch()
     options = ("--on", cluster.on, "--steps", 60, "--out", "here", "--json")
     with started("run", job, *options, cwd=tmp_path) as process:
         assert until(lambda: steps_in(tmp_path / "here") >= 5)
         assert nodes_in(tmp_path / "here") == ["dask-0"]
         cluster.scale(2)
         assert until(lambda: "dask-1" in nodes_in(tmp_path / "here"))
+        (tmp_path / "gate").unlink()
         out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     result = json.loads(out)
@@ -69,13 +71,15 @@ def test_a_worker_that_is_added_later_joins_by_itself(cluster, tmp_path):
 
 
 def test_a_worker_that_is_taken_away_is_an_ordinary_leave(cluster, tmp_path):
-    job = slow_digits(tmp_path)
+    job = slow_digits(tmp_path, held_at=20)
     alone = result_of("run", job, "--steps", 40, "--nodes", 0, cwd=tmp_path)
+    (tmp_path / "gate").touch()
     cluster.scale(2)
     options = ("--on", cluster.on, "--steps", 40, "--out", "here", "--json")
     with started("run", job, *options, cwd=tmp_path) as process:
         assert until(lambda: steps_in(tmp_path / "here") >= 5 and len(nodes_in(tmp_path / "here")) == 2)
         cluster.scale(1)
+        (tmp_path / "gate").unlink()
         out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     assert json.loads(out)["weights_sha256"] == alone["weights_sha256"]

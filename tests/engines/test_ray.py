@@ -93,8 +93,9 @@ def test_three_ray_nodes_give_the_bits_of_a_plain_loop(cluster, on_ray, alone, t
 def test_a_run_survives_a_ray_node_that_is_removed_one_that_is_added_and_its_coordinators_death(
     cluster, on_ray, tmp_path
 ):
-    job = slow_digits(tmp_path)
+    job = slow_digits(tmp_path, held_at=60)
     alone = result_of("run", job, "--steps", 120, "--nodes", 0, cwd=tmp_path)
+    (tmp_path / "gate").touch()
     options = ("--on", "ray", "--nodes", 3, "--steps", 120, "--checkpoint-every", 1, "--out", "here", "--json")
     with started("run", job, *options, cwd=tmp_path, **on_ray) as process:
         assert until(lambda: steps_in(tmp_path / "here") >= 10)
@@ -107,6 +108,7 @@ def test_a_run_survives_a_ray_node_that_is_removed_one_that_is_added_and_its_coo
         before.parent().kill()  # the actor
         assert until(lambda: not before.is_running() or before.status() == psutil.STATUS_ZOMBIE, 10)
         assert until(lambda: any(one.pid != before.pid for one in coordinators(cluster)))
+        (tmp_path / "gate").unlink()
         out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     result = json.loads(out)
