@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from faults.star import Star
 
 GBIT = 125e6  # bytes/s
-SHORTEST_ROUND = 2  # steps of `local`, where the coordinator takes links for quick: it cannot measure 4 KB
+SHORTEST_ROUND = 2  # steps of `local`: the simulated pool keeps to them
 
 
 class Point(NamedTuple):
