@@ -6,13 +6,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import sqlite3
 import sys
 import tempfile
 from pathlib import Path
 
 import torch
+from torch import nn
+from torch.utils.data import TensorDataset
 
+import wide
 from tests.jobs import EVERYTHING
 from wide.config import Options
 from wide.engine.follow import follow
@@ -21,6 +25,25 @@ from wide.engine.team import Team
 from wide.launch.training import Origin, Training
 
 STEPS = 6
+
+
+def fading(model, batch):
+    """A layer that is left out from the third step on, and a metric that is not finite."""
+    wide.log(odd=math.nan)
+    x = model[1](model[0](batch[0])) if wide.here().step < 2 else model[1](batch[0])
+    return nn.functional.mse_loss(x, batch[0])
+
+
+KINDS = EVERYTHING | {
+    "a layer that is left out later": wide.Job(
+        model=lambda: nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)),
+        dataset=lambda: TensorDataset(torch.randn(64, 8)),
+        loss=fading,
+        optimizer=lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
+        batch_size=4,
+        batches_per_step=4,
+    )
+}
 
 
 def losses(job, folder, loop=None):
@@ -56,11 +79,11 @@ def compared(team, job):
 if __name__ == "__main__":
     team = Team(torch.device("cpu"))
     found = {}
-    for kind in sys.argv[1:] or [kind for kind, job in EVERYTHING.items() if len(job.turns) == 1]:
+    for kind in sys.argv[1:] or [kind for kind, job in KINDS.items() if len(job.turns) == 1]:
         if team.is_first:
-            found[kind] = compared(team, EVERYTHING[kind])
+            found[kind] = compared(team, KINDS[kind])
         else:
-            told(team, follow(team, EVERYTHING[kind]))
+            told(team, follow(team, KINDS[kind]))
     if team.is_first:
         print(json.dumps(found))
     team.close()

@@ -13,11 +13,15 @@ import pytest
 import wide as package
 from tests.jobs import EVERYTHING
 from tests.processes import ROOT, python, relatives, result_of, started, until, wide
+from tests.ranks import KINDS
 from tests.test_run import SLOW_LOSS, a_job
 from wide.cli.main import main
 from wide.config import Options
+from wide.engine.__main__ import _check_alike
 from wide.engine.share import parts
-from wide.errors import UsageError
+from wide.errors import Refused, UsageError, VersionMismatch
+from wide.job.program import program_of
+from wide.launch.kept import versions
 from wide.launch.on_torchrun import check, words
 from wide.store.weights import state_sha256
 from wide.telemetry.snapshot import decoded
@@ -95,7 +99,7 @@ def test_every_kind_of_job_learns_as_in_a_plain_loop():
     found = python(*TORCHRUN, "-m", "tests.ranks", OMP_NUM_THREADS="1")
     assert found.returncode == 0, found.stderr
     far = json.loads(found.stdout)
-    assert far.keys() == {kind for kind, job in EVERYTHING.items() if len(job.turns) == 1}
+    assert far.keys() == {kind for kind, job in KINDS.items() if len(job.turns) == 1}
     rounded = {kind: far.pop(kind) for kind in ("odd parameters and buffers", "mixed dtypes")}
     assert max(far.values()) < 1e-6
     assert max(rounded.values()) < 0.02  # its buffers are rank 0's, as DDP has it; and one layer is in bf16
@@ -104,12 +108,10 @@ def test_every_kind_of_job_learns_as_in_a_plain_loop():
 @pytest.mark.processes
 def test_an_error_is_told_once_and_ends_all(tmp_path):
     body = "def loss(model, batch):\n    import wide\n    if wide.here().step == 1 and wide.here().batch == 3:\n"
-    body += (
-        "        raise ValueError('no such luck')\n    return nn.functional.cross_entropy(model(batch[0]), batch[1])"
-    )
+    body += "        raise ValueError('no such connection')\n    return nn.functional.cross_entropy(model(batch[0]), batch[1])"
     code, _, err = on_torchrun(a_job(tmp_path, "loss=loss", body), "--out", "run", cwd=tmp_path)
     assert code == 1
-    assert err.count("no such luck") == 1
+    assert err.count("no such connection") == 1
     assert "step 1, batch 3, rank 1: computing the loss" in err
     assert package.load(tmp_path / "run", EVERYTHING["mlp"]).steps == 1
 
@@ -189,7 +191,15 @@ def test_a_folder_that_holds_a_run_is_refused_in_one_line(both):
 
 @pytest.mark.parametrize(
     "options",
-    [dict(strategy="async"), dict(compress="int8"), dict(data="stream"), dict(workers=2), dict(control=True)],
+    [
+        dict(strategy="async"),
+        dict(compress="int8"),
+        dict(data="stream"),
+        dict(workers=2),
+        dict(control=True),
+        dict(partition="a"),
+        dict(gpus_per_node=1),
+    ],
 )
 def test_options_that_mean_nothing_there_are_refused(options):
     with pytest.raises(UsageError, match="torch.distributed|pool"):
@@ -200,6 +210,17 @@ def test_options_are_passed_on():
     found = words(f"{DIGITS}", Options(steps=3, seed=7, log="silent"))
     assert found[:2] == [str(DIGITS), "--answer"]
     assert {"--steps=3", "--seed=7", "--log=silent"} <= set(found)
+
+
+def test_a_rank_with_another_file_or_version_is_refused(tmp_path):
+    job = a_job(tmp_path)
+    program, mine = program_of(str(job)), list(versions())
+    _check_alike(str(job), program, mine)
+    with pytest.raises(VersionMismatch, match="torch 1.0"):
+        _check_alike(str(job), program, [*mine[:2], "1.0", mine[3]])
+    a_job(tmp_path, "batch_size=2")
+    with pytest.raises(Refused, match="not rank 0's: line"):
+        _check_alike(str(job), program, mine)
 
 
 def test_batches_are_shared_out_evenly():

@@ -150,3 +150,19 @@ def free_port():
 
     with socket.create_server(("127.0.0.1", 0)) as one:
         return one.getsockname()[1]
+
+
+@pytest.mark.parametrize("file", ["key.pem", "secret", "invite"])
+def test_a_damaged_file_among_the_keys_is_named_and_leaves_the_run_as_it_was(tmp_path, file):
+    run, keys = tmp_path / "run", tmp_path / "keys"
+    run.mkdir()
+    keys.mkdir()
+    create(run / "run.db")
+    premade.make(keys, (("127.0.0.1", 9433),))
+    good = (keys / file).read_text()
+    (keys / file).write_text("nonsense")
+    with pytest.raises(UsageError, match=f"--keys {keys}"):
+        premade.adopt(run, keys)
+    (keys / file).write_text(good)
+    premade.adopt(run, keys)
+    assert (run / "invite").read_text() == (keys / "invite").read_text()

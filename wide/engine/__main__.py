@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from wide.launch.environment import add_wishes
-from wide.launch.signals import end_here, end_with_starter, on_signals, say_and_end
+from wide.launch.signals import STARTER, end_here, end_with_starter, on_signals, say_and_end
 
 LENGTHS, FOLDER = ("steps", "epochs", "seconds", "seed"), ("out", "resume", "checkpoint_every", "keep")
 VALUES = (*LENGTHS, *FOLDER, "device", "log", "track", "dashboard")
@@ -34,6 +34,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--json", action="store_true", help="rank 0 prints the result as one JSON object on stdout")
     made.add_argument("--answer", action="store_true", help=argparse.SUPPRESS)  # for wide run --on torchrun
     made.add_argument("--set", metavar="NAME=VALUE", action="append", default=[], help="a value for a job's function")
+    made.add_argument("--no-check", dest="check", action="store_false", default=None, help="as in `wide run`")
     made.add_argument("--plain", action="store_true", default=None, help="lines instead of a screen that lives")
     for name in VALUES:
         made.add_argument(f"--{name.replace('_', '-')}", metavar=name.rpartition("_")[2].upper())
@@ -80,12 +81,14 @@ def _rank(arguments: argparse.Namespace, job_words: list[str]) -> Any:
     from wide.errors import WideError
     from wide.job.loading import load
     from wide.job.place import located
+    from wide.job.program import program_of
     from wide.job.spec import parts, with_arguments, with_set
     from wide.launch.folder import remembered_spec
+    from wide.launch.kept import versions
     from wide.launch.on_torchrun import check
     from wide.node.greeting import pick_device
 
-    given = {name: getattr(arguments, name) for name in (*VALUES, "plain")}
+    given = {name: getattr(arguments, name) for name in (*VALUES, "plain", "check")}
     options = resolve(given, os.environ)
     check(options)
     device = pick_device(options.device, int(os.environ.get("LOCAL_RANK", "0")))
@@ -100,6 +103,9 @@ def _rank(arguments: argparse.Namespace, job_words: list[str]) -> Any:
         spec = str(replace(parts(spec), values=tuple(told[0]), arguments=tuple(told[1])))
         with _by_all(team):
             load(spec)
+        theirs = team.shared([program_of(spec), list(versions())])
+        with _by_all(team):
+            _check_alike(spec, *theirs)
         return _led(team, load(spec), spec, options) if team.is_first else _followed(team, load(spec))
     except Gone:
         raise
@@ -109,6 +115,19 @@ def _rank(arguments: argparse.Namespace, job_words: list[str]) -> Any:
         raise
     finally:
         team.close()
+
+
+def _check_alike(spec: str, program: Any, theirs: list[str]) -> None:
+    """A stale copy of a file, on one of several machines, would train something else without a word."""
+    from wide.errors import Refused, VersionMismatch
+    from wide.job.program import difference, program_of
+    from wide.launch.kept import Versions, versions
+
+    mine = versions()
+    if (mine.wide, mine.torch) != (Versions(*theirs).wide, Versions(*theirs).torch):
+        raise VersionMismatch(mine.differing(Versions(*theirs)).replace("the coordinator", "rank 0"))
+    if words := difference(program_of(spec), program):
+        raise Refused(f"{mine.host}: {words.replace('the pool', 'rank 0')}")
 
 
 @contextlib.contextmanager
@@ -151,5 +170,5 @@ if __name__ == "__main__":
     if os.name == "posix" and add_wishes(os.environ):
         with contextlib.suppress(OSError):  # then without
             os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
-    end_with_starter()
+    end_with_starter(int(os.environ.pop(STARTER, "0")))
     sys.exit(main())

@@ -5,17 +5,19 @@ of itself is left out, because rank 0 has told what there is to tell.
 from __future__ import annotations
 
 import logging
+import os
 import sys
 
-from torch.distributed.elastic.multiprocessing.api import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.run import main as torchrun
-
-from wide.launch.signals import end_with_starter
+from wide.launch.signals import STARTER, end_with_starter
 
 
 def main() -> int:
-    end_with_starter()
+    end_with_starter(int(os.environ.pop(STARTER, "0")))  # before torch, which takes its time
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import main as torchrun
+
+    os.environ[STARTER] = str(os.getpid())
     logging.disable(logging.CRITICAL)
     count, *words = sys.argv[1:]
     try:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from wide.codec.batch import fingerprints
 from wide.coordinator.master import Master
 from wide.engine.lead import introduction
 from wide.engine.replica import Replica
@@ -54,6 +55,9 @@ def _built(job: Job, told: dict[str, Any]) -> tuple[Samples, Schedule, Master]:
     samples = Samples(job, seed)
     if len(samples) != told["samples"]:
         raise UsageError(f"the data set has {len(samples)} samples here, and {told['samples']} at rank 0")
+    for number, digest in fingerprints(samples.probes(seed)):
+        if told["data"].get(str(number), digest) != digest:
+            raise UsageError(f"the data set is not rank 0's: sample {number} differs")
     kind = (samples.batch_size, job.batches_per_step, seed, samples.order, samples.drop_last, job.evaluate_every)
     schedule = Schedule(len(samples), *kind)
 

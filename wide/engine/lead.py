@@ -40,7 +40,8 @@ class Lead(Loop):
         super().__init__(job, course)
         refuse(job, samples)
         seed, descent = course.schedule.seed, course.master.descent
-        team.shared({"seed": seed, "steps": course.steps, "samples": len(samples), "descent": descent.state()})
+        told = {"seed": seed, "steps": course.steps, "samples": len(samples), "data": course.data}
+        team.shared(told | {"descent": descent.state()})
         team.all_well(None)
         self._team, self._replica = team, Replica(job, course.master, seed, team.device, team.device.type != "cpu")
         self._share = Share(job, self._replica, samples, course.schedule, team, course.steps)

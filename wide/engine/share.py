@@ -106,7 +106,8 @@ class Share:
         constant = [f"model.{slot.name}" for slot in layout.constant]
         ignore: Any = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
         ignore(self._whole, constant)
-        options: dict[str, Any] = {"gradient_as_bucket_view": True, "find_unused_parameters": self._has_unused()}
+        # A layer may be left out in any step: DDP, not told so, would keep another step's gradient without a word.
+        options: dict[str, Any] = {"gradient_as_bucket_view": True, "find_unused_parameters": True}
         if not (layout.averaged or layout.kept):
             options["broadcast_buffers"] = False
         if self.device.type != "cpu":
@@ -114,27 +115,6 @@ class Share:
         with self._team.together(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)  # since torch 2.13
             return DistributedDataParallel(self._whole, **options)
-
-    def _has_unused(self) -> bool:
-        """Does a first batch leave parameters without a gradient, on any rank? DDP must know, and pays for it."""
-        weights, step = self._replica.weights, self._schedule.step(0)
-        before = weights.raw.clone()
-        first, _ = parts(step.batches, self._team.size)[self._team.rank]
-        place = self._place(step, min(first, step.batches - 1))
-        problem = None
-        try:
-            with users_code("computing the loss and its gradient failed"):
-                self._enter(place)
-                torch.autograd.backward(self._whole(self._fetch(step, place)))
-        except TrainingFailed as error:
-            where = f"step 0, batch {place.batch}, rank {self._team.rank}"
-            problem = TrainingFailed(f"{where}: {error}", error.details)
-        self._team.all_well(problem)
-        unused = torch.tensor([any(p.grad is None for p in self._parameters)], dtype=torch.int32, device=self.device)
-        with self._team.together():
-            dist.all_reduce(unused)
-        weights.raw.copy_(before)
-        return bool(unused.item())
 
     def _place(self, step: Step, batch: int, weighs: bool = True) -> Place:
         size = self._schedule.sizes(step, batch, batch + 1)[0]
@@ -258,8 +238,8 @@ class Share:
 
     def _all_logged(self) -> Logged:
         total: Logged = {}
-        for words in self._team.gathered(msgspec.json.encode(self._logged)):
-            total = added(total, msgspec.json.decode(words, type=Logged))
+        for words in self._team.gathered(msgspec.msgpack.encode(self._logged)):
+            total = added(total, msgspec.msgpack.decode(words, type=Logged))
         return total
 
     @property
@@ -279,7 +259,8 @@ class Share:
         try:
             self._replica.descend(total, step.batches, steps, self._schedule.step(steps).epoch)
         except ParametersMoved as error:
-            raise moved(error) from None
+            names = ", ".join(error.names[:5])
+            raise TrainingFailed(f"after_step, or the optimizer, moves {names}: only wide run follows that") from None
 
 
 def moved(error: ParametersMoved) -> TrainingFailed:

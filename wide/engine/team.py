@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import traceback
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -24,6 +26,7 @@ from wide.store.state_dict import Packing, unpack
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 PROBLEM = "problem"
 LOST = ("gloo", "nccl", "connection", "socket", "timed out")  # in what torch says when another rank is gone
+TORCH = str(Path(torch.__file__).parent)
 STOP = -1
 
 
@@ -70,7 +73,7 @@ class Team:
         try:
             yield
         except (RuntimeError, ValueError) as error:
-            if not any(word in str(error).lower() for word in LOST):
+            if not _is_torchs(error) or not any(word in str(error).lower() for word in LOST):
                 raise
             raise self.why_gone(error) from None
 
@@ -169,3 +172,9 @@ class Team:
 
     def close(self) -> None:
         dist.destroy_process_group()
+
+
+def _is_torchs(error: Exception) -> bool:
+    """Or the user's own, who may write of connections, too?"""
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and frames[-1].filename.startswith((TORCH, __file__))

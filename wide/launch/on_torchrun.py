@@ -22,7 +22,7 @@ from wide.job.place import located
 from wide.job.spec import arguments_of, parts, values_in, with_arguments
 from wide.launch.environment import add_wishes
 from wide.launch.result import Result, from_json
-from wide.launch.signals import on_signals
+from wide.launch.signals import STARTER, on_signals
 
 PASSED_ON = ("steps", "epochs", "seconds", "seed", "out", "resume", "track", "dashboard")  # if they are given
 ALWAYS = ("checkpoint_every", "keep", "log", "device")
@@ -31,6 +31,7 @@ QUIET = {  # what torchrun and Gloo say of themselves at every start
     "TORCH_CPP_LOG_LEVEL": "ERROR",
     **({"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}),  # all ranks are here
 }
+GO_ON = "if it had made a checkpoint, --resume auto goes on from there"
 GRACE_S = 45.0  # torchrun gives its ranks 30 to end
 
 
@@ -40,6 +41,7 @@ def run(spec: str, options: Options, address: str) -> Result:
     command = [sys.executable, "-m", "wide.engine.agent", str(options.node_count), *words(spec, options)]
     environment = os.environ | QUIET | {name: os.environ[name] for name in QUIET if name in os.environ}
     add_wishes(environment)
+    environment[STARTER] = str(os.getpid())
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, start_new_session=True) as agent:
         try:
             with _passing_on(agent) as received:
@@ -61,6 +63,8 @@ def check(options: Options) -> None:
         raise UsageError("--data stream is a pool's: every process of torch.distributed opens the data set itself")
     if options.workers:
         raise UsageError("--workers is a pool's: processes of torch.distributed fetch their batches themselves")
+    if options.partition is not None or options.gpus_per_node or options.cpus_per_node != 1:
+        raise UsageError("--partition, --cpus-per-node, --gpus-per-node: torch.distributed has its processes here")
     if options.control:
         raise UsageError("--control needs wide run on a pool; --dashboard shows this run, too")
 
@@ -70,7 +74,7 @@ def words(spec: str, options: Options) -> list[str]:
     found = [f"--{name.replace('_', '-')}={getattr(options, name)}" for name in ALWAYS]
     given = {name: getattr(options, name) for name in PASSED_ON}
     found += [f"--{name}={value}" for name, value in given.items() if value is not None]
-    found += ["--plain"] if options.plain else []
+    found += ["--plain"] * options.plain + ["--no-check"] * (not options.check)
     found += [f"--set={name}={one.value}" for name, one in values_in(spec).items()]
     place = parts(located(with_arguments(spec, []))).place
     behind = ["--", *arguments_of(spec)] if arguments_of(spec) else []
@@ -81,9 +85,9 @@ def _result(said: bytes, code: int, received: list[int]) -> Result:
     answer = msgspec.json.decode(said.splitlines()[-1]) if said.strip() else None
     if answer is None:
         if received:
-            raise Interrupted("interrupted; go on from the last checkpoint with --resume auto", received[0])
+            raise Interrupted(f"interrupted; {GO_ON}", received[0])
         words = f"rank 0 is gone without a word (torchrun's exit code is {code})"
-        raise TrainingFailed(f"{words}: go on from the last checkpoint with --resume auto")
+        raise TrainingFailed(f"{words}; {GO_ON}")
     if answer[0] == "result":
         return from_json(msgspec.json.encode(answer[1]))
     _, code, words, details = answer

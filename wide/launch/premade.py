@@ -33,13 +33,16 @@ def adopt(folder: Path, source: Path) -> None:
     """The run in `folder` has these keys from now on, and machines may come by that invite."""
     try:
         texts = {name: (source / name).read_text(encoding="utf-8") for name in FILES}
-    except (OSError, UnicodeDecodeError) as error:
+        theirs, invite = keys_in(source), parse(texts[FIRST])
+    except (OSError, UnicodeDecodeError, UsageError) as error:
         raise UsageError(f"--keys {source}: {error}; `wide launch` makes {', '.join(FILES)}") from None
+    if (theirs.pin, derived(theirs.root, "invite", invite.id)) != (invite.pin, invite.secret):
+        raise UsageError(f"--keys {source}: the invite is another pool's; `wide launch` makes all of them together")
     if not (folder / ROOT).exists():
         for name in (KEY, CERTIFICATE, ROOT):  # the last of them says that all are there
             write_secret(folder / name, texts[name])
-    keys, invite = keys_in(folder), parse(texts[FIRST])
-    if (keys.pin, derived(keys.root, "invite", invite.id)) != (invite.pin, invite.secret):
+    keys = keys_in(folder)
+    if (keys.pin, keys.root) != (theirs.pin, theirs.root):
         raise UsageError(
             f"--keys {source}: they are not those of the pool in {folder}; choose another folder with --out"
         )

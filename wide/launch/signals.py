@@ -21,6 +21,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 PATIENCE_S = 10.0  # whoever asks again after this long does not want to wait for the user's code any more
 PR_SET_PDEATHSIG = 1
 BEFORE = "interrupted before training began"
+STARTER = "WIDE_STARTER"  # in the environment: the id of the process that starts another one
 
 
 def on_signals(handler: Callable[[int, FrameType | None], Any] | signal.Handlers) -> dict[int, Any]:
@@ -41,11 +42,15 @@ def say_and_end(number: int, why: str) -> NoReturn:
     os._exit(128 + number)
 
 
-def end_with_starter() -> None:
-    """Should whoever started this process be killed, it is asked to end, too: by the kernel, where that does so."""
+def end_with_starter(starter: int) -> None:
+    """Should whoever started this process be killed, it is asked to end, too: by the kernel, where that does so. If its
+    id is known, and it is gone already, at once.
+    """
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):  # another C library
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if starter and os.getppid() != starter:
+            os._exit(128 + signal.SIGTERM)
 
 
 @contextlib.contextmanager

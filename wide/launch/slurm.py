@@ -157,4 +157,4 @@ def log_of(path: Path) -> str:
 
 def plain_name(title: str) -> str:
     """A job's title in letters that no program misreads."""
-    return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")[:40].strip("-") or "job"
+    return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")[:30].strip("-") or "job"

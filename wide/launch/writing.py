@@ -144,8 +144,8 @@ def _kubernetes(wanted: Wanted, spec: str, folder: Path) -> str:
         cpus=wanted.options.cpus_per_node,
         limits=f"{{{memory}, nvidia.com/gpu: {gpus}}}" if gpus else f"{{{memory}}}",
         image=quoted(wanted.image),
-        serve=_listed(_served(wanted, code), "$(", "$$("),
-        join=_listed(wanted.join_words(), "$(", "$$("),
+        serve=_listed(_served(wanted, code), "$", "$$"),
+        join=_listed(wanted.join_words(), "$", "$$"),
         code=_code_lines(code),
         items=f"[{listed}]",
         pod_security=POD_SECURITY,
@@ -172,6 +172,8 @@ def _compose(wanted: Wanted, spec: str, folder: Path) -> str:
     for name, data in code.files:
         (folder / "code" / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / "code" / name).write_bytes(data)
+    for path in ((folder / "code"), *(folder / "code").rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)  # the containers' user is another one
     user, group = (os.getuid(), os.getgid()) if hasattr(os, "getuid") else (USER, USER)
     if user == 0:  # nothing in the containers is root's
         user = group = USER
