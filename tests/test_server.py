@@ -243,7 +243,8 @@ def test_an_exception_while_one_peer_is_served_dismisses_that_peer_by_name_and_i
     assert bad.stop.exit_code == 1
 
 
-def test_memory_for_updates_is_given_back_when_nodes_have_left():
+def test_memory_for_updates_is_given_back_when_nodes_have_left(monkeypatch):
+    monkeypatch.setattr("wide.codec.spare.SMALL_NBYTES", 0)  # as if the model were large
     twin = Twin(make(batches_per_step=64), steps=2)
     nodes = [twin.join(f"n{i}") for i in range(12)]
     for node in nodes:
