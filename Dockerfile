@@ -1,6 +1,6 @@
 # The image for `wide launch k8s` and `wide launch compose`: the coordinator and the nodes are the same command, `wide`.
 #     docker build -t wiiiiide:0.1.0 .
-# Torch from PyPI brings CUDA along; --build-arg TORCH_INDEX=URL takes it from an index of CPU builds.
+# Torch from PyPI brings CUDA along; --build-arg PIP_EXTRA_INDEX_URL=URL names an index of CPU builds.
 # A job that imports more: FROM wiiiiide:0.1.0, USER root, RUN pip install …, USER 10001:10001.
 ARG PYTHON=3.11
 
@@ -8,10 +8,8 @@ FROM python:${PYTHON}-slim AS build
 WORKDIR /source
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY wide ./wide
-ARG TORCH_INDEX=""
-RUN python -m venv /opt/wide \
-    && /opt/wide/bin/pip install --no-cache-dir ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} \
-        --constraint constraints.txt '.[examples]'
+ARG PIP_EXTRA_INDEX_URL
+RUN python -m venv /opt/wide && /opt/wide/bin/pip install --no-cache-dir --constraint constraints.txt '.[examples]'
 
 FROM python:${PYTHON}-slim
 COPY --from=build /opt/wide /opt/wide
