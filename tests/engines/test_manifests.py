@@ -69,7 +69,7 @@ def test_nodes_are_a_job_that_ends_with_the_run_and_heeds_exit_codes(folder):
     (node,) = nodes["spec"]["template"]["spec"]["containers"]
     assert node["name"] == rules[1]["onExitCodes"]["containerName"]
     assert node["resources"]["limits"]["nvidia.com/gpu"] == 1
-    assert coordinator["spec"]["template"]["spec"]["containers"][0]["args"][-1] == EVIL.replace("$(", "$$(")
+    assert coordinator["spec"]["template"]["spec"]["containers"][0]["args"][-1] == EVIL.replace("$", "$$")
 
 
 @pytest.mark.parametrize("number", [-2, -1])
