@@ -22,6 +22,7 @@ from faults.mischief import Mischief
 from faults.node import Node
 from faults.scenario import MOST_NODES, STRATEGIES, draw
 from faults.toy import SEED, toy_job, toy_master, trained_plainly
+from wide.codec.digest import KEY_NBYTES, Digest
 from wide.codec.encoders import Encoders
 from wide.codec.layout import Flat
 from wide.codec.spare import Spare
@@ -198,7 +199,8 @@ class World:
             start = resume.restore(saved, schedule, master, "here")
         steps = resume.length(scenario.steps, start.position, schedule, "here")
         clock = Clock(self.monotonic_s, self.wall_s)
-        course = Course(options, schedule, master, steps, db, writer, start, clock)
+        digest = Digest(bytes(KEY_NBYTES))  # the same key in every life: a seed plays the same schedule again
+        course = Course(options, schedule, master, steps, db, writer, start, clock, digest=digest)
         self._hub = MemoryHub(self.pass_time)
         door = Door(Guests(self.token, self.evaluator_token), SEED, "auto", scenario.compress, "sim")
         server = assembly.server(

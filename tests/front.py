@@ -6,6 +6,7 @@ import contextlib
 
 from tests.greet import introduced
 from tests.jobs import make
+from wide.codec.digest import Digest
 from wide.codec.encoders import Encoders
 from wide.coordinator.master import Master
 from wide.errors import ConnectionLost
@@ -57,7 +58,7 @@ class Front:
         self.hub = MemoryHub(lambda seconds, has_news: 0.0)
         self._feed, self._encoders = Feed(samples, schedule), Encoders(0)
         layout, weights, spare = self.master.layout, self.master.weights, self.master.spare
-        goods = Goods(layout, weights, spare, self._feed, self._encoders)
+        goods = Goods(layout, weights, spare, self._feed, self._encoders, Digest(bytes(16)))
         door = Door(guests or Guests("token", "evaluator's"), job.seed, "auto", compress, "build")
         self.exchange = Exchange(self.hub, door, goods, Clock(lambda: self.now, lambda: self.now))
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from wide.codec.digest import KEY_NBYTES, Digest
 from wide.codec.encoders import Encoders
 from wide.codec.speeds import Trial, measure
 from wide.config import Options
@@ -57,6 +59,7 @@ class Course:
     asked: Asked | None = None  # what its owner asks for while it runs
     stop: Callable[[], None] = lambda: None  # as a signal would
 
+    digest: Digest = field(default_factory=lambda: Digest(secrets.token_bytes(KEY_NBYTES)))  # of updates
     judge: Judge | None = None  # if anything follows from evaluations
     samples: Samples | None = None  # what is told which steps are done; None: nobody wants to know
 
@@ -130,7 +133,10 @@ def server(
 ) -> Server:
     """The coordinator of a pool whose nodes come in by that hub and that door."""
     pool, record, master = course.pool(is_open), course.record(), course.master
-    goods = Goods(master.layout, master.weights, master.spare, feed, encoders, common or Common(is_wanted=False))
+    goods = Goods(
+        *(master.layout, master.weights, master.spare, feed, encoders, course.digest),
+        common or Common(is_wanted=False),
+    )
     traffic = {totals.node: totals.traffic for totals in course.start.nodes}
     exchange = Exchange(hub, door, goods, course.clock, traffic, try_codecs)
     evaluation = Evaluation(evaluates, exchange.evaluate, course.clock.now)

@@ -50,6 +50,8 @@ class UpdateArrived(Event, frozen=True):
     problem: str = ""
     compute_s: float = math.inf
     batches: int | None = None
+    digest: int = 0  # two that are alike to the bit have the same
+    doubt: str = ""  # it is sound, but unlike what others send: why
 
 
 class WorkFailed(Event, frozen=True):

@@ -52,6 +52,7 @@ class Taken(NamedTuple):
     sizes: Sequence[int]
     losses: Sequence[float]
     journey: Journey
+    digest: int = 0
 
 
 class Run:
@@ -93,13 +94,13 @@ class Run:
             EndRun: self._end,
         }
 
-    def take(self, lease: int, flat: Flat, sizes: Sequence[int], losses: Sequence[float], journey: Journey) -> bool:
+    def take(self, lease: int, taken: Taken) -> bool:
         """An update is here; what is to be done with it is for the pool to decide. Not, if there is one for this lease
         already, about which nothing was decided yet.
         """
         if lease in self._at_hand:
             return False
-        self._at_hand[lease] = Taken(flat, sizes, losses, journey)
+        self._at_hand[lease] = taken
         return True
 
     def finish_evaluation(self, steps: int, last_step: int | None) -> None:
@@ -158,7 +159,7 @@ class Run:
     # ── actions ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _merge(self, merge: MergeUpdate) -> Pending | None:
-        flat, sizes, losses, journey = self._at_hand.pop(merge.lease)
+        flat, sizes, losses, journey, _ = self._at_hand.pop(merge.lease)
         self.record.merged(merge, self.strategy, sizes[: merge.block.size], losses, journey, flat.weights)
         return self.aside.do(lambda: self._fold.merge(merge, flat), lambda: reach("merge.before_answer"))
 

@@ -16,7 +16,7 @@ from wide.coordinator.evaluation import Evaluation
 from wide.coordinator.picture import Home, Painter, Shell
 from wide.coordinator.planning import Planner
 from wide.coordinator.queue import EventQueue
-from wide.coordinator.run import Run
+from wide.coordinator.run import Run, Taken
 from wide.coordinator.state import Pool
 from wide.coordinator.steering import Asked, Steering
 from wide.errors import NotYet, ParametersMoved, TrainingFailed
@@ -235,11 +235,12 @@ class Server:
         if not self._updates:
             self._first_at, self._idle_before_s = self._now(), self.exchange.idle_s
         self._updates += 1
-        if self.pool.is_over or not self.run.take(it.lease, it.flat, it.sizes, it.losses, it.journey):
+        if self.pool.is_over or not self.run.take(it.lease, Taken(it.flat, it.sizes, it.losses, it.journey, it.digest)):
             self.run.master.release(it.flat)
         else:
             compute_s = it.journey.compute_s
-            self._queue.post(events.UpdateArrived(it.node, it.lease, it.problem, compute_s, len(it.losses)))
+            batches = len(it.losses)
+            self._queue.post(events.UpdateArrived(it.node, it.lease, it.problem, compute_s, batches, it.digest))
 
     def _enrolled(self, it: happened.Enrolled) -> None:
         self.run.record.journal.enrolled(it.machine, it.name, it.address, it.invite)

@@ -79,7 +79,7 @@ class Exchange:
             door, board, goods.layout, goods.weights, goods.feed, goods.common, self.traffic, clock
         )
         self._overlaps, self._version = False, 0
-        self._inspection = Inspection(goods.encoders, hub.ring, tell)
+        self._inspection = Inspection(goods.encoders, hub.ring, tell, goods.digest)
         self._told_at = -math.inf
         self._to_look_at: list[Peer] = []
         self._at_once = LOOKED_AT
@@ -336,11 +336,11 @@ class Exchange:
         update, flat, journey = whole
         sent = self._delivery.answered(peer, update.lease)
         sizes = sent.sizes if sent is not None else []
-        news = happened.Updated(peer.node, update.lease, flat, sizes, update.losses, journey, "")
+        news = happened.Updated(peer.node, update.lease, flat, sizes, update.losses, journey)
+        said = None
         if sent is not None and sent.room is flat:  # who can write there can do as it likes: it is believed
-            self._inspection.believe(news, update.is_finite)
-        else:
-            self._inspection.look_through(news, flat, self._goods.layout.live_nbytes)
+            said = update.norm if update.is_finite else math.nan
+        self._inspection.look_through(news, self._goods.layout.live_nbytes, said)
 
     def _heard_failed(self, peer: Peer, failed: say.Failed) -> None:
         problem, details = words.line(failed.problem), words.details(failed.details)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from wide.codec.digest import Digest
 from wide.codec.encoders import Encoders
 from wide.codec.layout import Flat, Layout
 from wide.codec.spare import Spare
@@ -22,4 +23,5 @@ class Goods:
     spare: Spare
     feed: Feed
     encoders: Encoders
+    digest: Digest
     common: Common = field(default_factory=lambda: Common(is_wanted=False))

@@ -82,7 +82,9 @@ class Updated(Happening, frozen=True):
     sizes: list[int]
     losses: list[float]
     journey: Journey
-    problem: str
+    problem: str = ""
+    norm: float = 0.0  # of all that will be added up
+    digest: int = 0  # codec/digest.py
 
 
 class Failed(Happening, frozen=True):

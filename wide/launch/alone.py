@@ -14,6 +14,7 @@ import torch
 from wide.codec.layout import Flat
 from wide.coordinator import events
 from wide.coordinator.assembly import Course
+from wide.coordinator.run import Taken
 from wide.errors import ParametersMoved, TrainingFailed
 from wide.exchange.inspection import NOT_FINITE
 from wide.job.definition import Job
@@ -98,7 +99,8 @@ class Alone(Loop):
         problem, now = "" if flat.is_finite() else NOT_FINITE, self._now()
         self._computed_s += now - began
         journey = Journey(now - began, 0.0, now, now)
-        self.run.take(grant.lease, self._own(flat), [place.samples for place in places], losses, journey)
+        digest, sizes = self._course.digest.of(flat, losses), [place.samples for place in places]
+        self.run.take(grant.lease, Taken(self._own(flat), sizes, losses, journey, digest))
         self._decide(events.UpdateArrived(ME, grant.lease, problem, batches=len(losses)))
 
     def _own(self, flat: Flat) -> Flat:

@@ -4,6 +4,7 @@ what is computed is the training's (training.py).
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from itertools import accumulate
@@ -186,6 +187,7 @@ class Session:
         work, payloads = package.work, self._bench.payloads
         payloads.use(self._strategy.update_role)
         speeds = payloads.speeds(work.wants_speeds, total) if work.wants_speeds else None
+        norm = total.norm() if work.update_at is not None else 0.0  # else whoever receives it looks through it
         update = say.Update(
             lease=work.lease,
             losses=losses,
@@ -199,11 +201,12 @@ class Session:
             received_s=package.received_s,
             speeds=speeds,
             distracted_s=package.distracted_s,
-            is_finite=work.update_at is None or total.is_finite(),
+            is_finite=math.isfinite(norm),
             fetch_s=self._fetch_s,
             decode_s=payloads.decode_s,
             weights=total.weights,
             logged=total.logged,
+            norm=min(norm, say.MOST_LOSS) if math.isfinite(norm) else 0.0,
         )
         self._waited_s = payloads.codec_s = payloads.decode_s = self._fetch_s = 0.0
         reach("node.before_send")

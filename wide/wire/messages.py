@@ -207,6 +207,7 @@ class Update(Message, frozen=True):
     decode_s: Seconds = 0.0  # of codec_s: your work, not my answer
     weights: list[Weight] = []  # if losses are totals: what each batch weighs, its count over the step's samples
     logged: Logged = {}  # by name: the sum of what my batches' losses logged, times their samples; and of these
+    norm: Weight = 0.0  # of all of it; said where is_finite is
 
 
 class Part(Message, frozen=True):
