@@ -15,12 +15,15 @@ from wide.coordinator.events import (
     Action,
     ChangeStrategy,
     CloseStep,
+    CompareUpdate,
+    Confirm,
     DropNode,
     EndRun,
     Event,
     GrantLease,
     MakeVersion,
     MergeUpdate,
+    NameNode,
     NodeHeard,
     NodeJoined,
     NodeLeft,
@@ -29,7 +32,9 @@ from wide.coordinator.events import (
     RejectUpdate,
     RunFailed,
     SaveCheckpoint,
+    TellOf,
     UpdateArrived,
+    VoidVersion,
     WorkFailed,
 )
 from wide.coordinator.server import Server
@@ -63,6 +68,8 @@ class Judge:
         self.end = schedule.position(steps) if steps is not None else None
         self.merged: dict[int, int] = {}  # position -> the version that contains it
         self.granted_version: dict[int, int] = {}  # lease -> the version that it was granted with
+        self.wrong: set[tuple[int, int]] = set()  # nodes and leases whose updates are not what they should be
+        self.is_tainted = False  # such an update is in a version, and nobody had looked at it
         self.begin(Position())
         self._rules: dict[type[Action], Callable[..., None]] = {
             GrantLease: self._granted,
@@ -73,6 +80,11 @@ class Judge:
             SaveCheckpoint: self._saved,
             ChangeStrategy: self._changed,
             DropNode: self._dropped,
+            CompareUpdate: self._compared,
+            Confirm: self._confirmed,
+            NameNode: self._named,
+            VoidVersion: self._voided,
+            TellOf: lambda *_: None,
             EndRun: self._ended,
         }
 
@@ -86,6 +98,9 @@ class Judge:
         self._held: dict[int, dict[int, Block]] = {}  # members, and their leases that were not answered
         self._ahead: dict[int, GrantLease] = {}  # work for the next version, by node: it may not be begun yet
         self._silent: set[int] = set()
+        self._checks: set[int] = set()  # leases whose answers are only compared
+        self._gathered: dict[Block, tuple[int, int]] = {}  # whose lease each block of the next version is
+        self._sent_away: set[int] = set()
         self._leaving: set[int] = set()
         self.granted_version.clear()
         self._failures: dict[int, set[int]] = {}  # who failed at a position, since a step was closed
@@ -99,7 +114,8 @@ class Judge:
         if isinstance(event, NodeJoined):
             self._held[event.node] = {}
         elif isinstance(event, NodeLeft):
-            if event.died and (held := next(iter(self._held.get(event.node, {}).values()), None)):
+            lease, held = next(iter(self._held.get(event.node, {}).items()), (0, None))
+            if event.died and held is not None and lease not in self._checks:
                 self._deaths.update(range(held.first, held.end))
             self._forget(event.node)
         elif isinstance(event, NodeSilent):
@@ -118,8 +134,8 @@ class Judge:
     def see_answer(self, event: Event, actions: list[Action]) -> None:
         """All that was decided, before any of it is done."""
         first = actions[0] if actions else None
-        if isinstance(event, UpdateArrived) and not isinstance(first, MergeUpdate | RejectUpdate):
-            self.refuse(f"{event} is neither merged nor rejected")
+        if isinstance(event, UpdateArrived) and not isinstance(first, MergeUpdate | RejectUpdate | CompareUpdate):
+            self.refuse(f"{event} is neither merged nor rejected nor compared")
         if any(isinstance(action, MergeUpdate) for action in actions[1:]):
             self.refuse(f"an update is merged after something else was done about {event}")
 
@@ -146,7 +162,9 @@ class Judge:
             self.refuse(f"{grant}: there was a lease of that number before")
         if grant.block.first < 0 or grant.block.size < 1 or (self.end is not None and grant.block.end > self.end):
             self.refuse(f"{grant}: there are no such batches")
-        if any(position in self.merged for position in range(*grant.block)):
+        if grant.is_check:
+            self._granted_check(grant)
+        elif any(position in self.merged for position in range(*grant.block)):
             self.refuse(f"{grant}: some of it is merged already")
         self.granted_version[grant.lease] = grant.version
         if grant.strategy == "sync" and grant.version == self.version + 1:
@@ -160,6 +178,36 @@ class Judge:
             self.refuse(f"{grant}: it holds {len(held)} leases at once")
         if self._started_at is None:
             self._started_at = now
+
+    def _granted_check(self, grant: GrantLease) -> None:
+        """What is computed once more is part of the next version, and exact."""
+        if grant.strategy != "sync" or grant.block not in self._gathered:
+            self.refuse(f"{grant}: nothing like that was merged for version {self.version + 1}")
+        self._checks.add(grant.lease)
+
+    def _compared(self, event: Event, block: Block | None, compare: CompareUpdate, now: float) -> None:
+        if compare.lease not in self._checks or block != compare.block:
+            self.refuse(f"{compare} because of {event}: that is no check")
+
+    def _confirmed(self, event: Event, block: Block | None, confirm: Confirm, now: float) -> None:
+        node, lease = self._gathered.get(confirm.block, (0, 0))
+        if node != confirm.node or confirm.by == node:
+            self.refuse(f"{confirm}: it is node {node}'s")
+        if (node, lease) in self.wrong:
+            self.refuse(f"{confirm}: it is wrong")
+
+    def _named(self, event: Event, block: Block | None, named: NameNode, now: float) -> None:
+        if all(node != named.node for node, _ in self.wrong):
+            self.refuse(f"{named}: it was always right")
+        self._sent_away.add(named.node)
+        self._forget(named.node)
+
+    def _voided(self, event: Event, block: Block | None, void: VoidVersion, now: float) -> None:
+        if void.version != self.version + 1:
+            self.refuse(f"{void} of version {self.version}")
+        self.merged = {position: version for position, version in self.merged.items() if version < void.version}
+        self._gathered.clear()
+        self._unfolded = self._unstepped = 0
 
     def _granted_ahead(self, grant: GrantLease) -> None:
         """Work for the step after the open one; nobody else has it, and its node has nothing else like it."""
@@ -179,6 +227,8 @@ class Judge:
             self.refuse(f"{merge} because of {event}")
         if event.problem:
             self.refuse(f"{merge} because of {event}")
+        if merge.node in self._sent_away or merge.lease in self._checks:
+            self.refuse(f"{merge}: it was sent away, or should only have been compared")
         if block is None:
             self.refuse(f"{merge}: node {event.node} holds no lease {event.lease}, or it was answered before")
         part = block if event.batches is None else Block(block.first, min(block.end, block.first + event.batches))
@@ -190,6 +240,7 @@ class Judge:
             if position in self.merged:
                 self.refuse(f"{merge}: position {position} was merged before")
             self.merged[position] = merge.version
+        self._gathered[merge.block] = merge.node, merge.lease
         self._unfolded += merge.block.size
         self._unstepped += merge.block.size
 
@@ -206,6 +257,10 @@ class Judge:
             self.refuse(f"{make} of version {self.version}")
         if not self._unstepped:
             self.refuse(f"{make}: there is nothing new in it")
+        self.is_tainted |= any(whose in self.wrong for whose in self._gathered.values())
+        if liars := {node for node, _ in self._gathered.values()} & self._sent_away:
+            self.refuse(f"{make}: updates of {liars}, which were found to be wrong, are in it")
+        self._gathered.clear()
         self.version += 1
         for node, grant in self._ahead.items():
             self._held[node][grant.lease] = grant.block

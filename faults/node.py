@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 NONCE = bytes(NONCE_NBYTES)
 BUILDING_S = 1.0
+LIARS = 0.25  # of all nodes, where there are any
 
 
 class Shelf:
@@ -58,6 +59,7 @@ class Node:
         self.loses = False  # what is sent while it is cut off; else it arrives afterwards
         self.slowness = 1.0
         self.spoils = ""  # what is wrong with its next result
+        self.lies = world.scenario.lies if world.other_chance.random() < LIARS else 0.0
         self.began_at = 0.0
         self.number = 0  # in the pool
         self.work: deque[Package] = deque()
@@ -145,6 +147,11 @@ class Node:
             world.check_weights(work, line.shelf.weights)
         flat = toy_gradient(line.shelf.weights, places, world.spare, is_finite=spoils != "not finite")
         lies = spoils == "lies"
+        if spoils == "not finite":
+            world.judge.wrong.add((self.number, work.lease))
+        if self.lies and world.other_chance.random() < self.lies:
+            world.judge.wrong.add((self.number, work.lease))
+            flat.sums[0][0] += 1.0 + world.other_chance.random()
         update = say.Update(
             lease=work.lease,
             losses=[loss_of(place) for place in places],

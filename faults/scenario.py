@@ -32,11 +32,13 @@ class Scenario:
     batches_per_s: float
     faults: int
     fault_every_s: float
+    audit: float  # of all leases
+    lies: float  # of their updates are wrong, where a node is a liar; 0: none is
     poison: int  # the batch at this position fails wherever it is computed; -1: none does
 
     def options(self, strategy: str) -> Options:
         given = {"strategy": strategy, "compress": self.compress, "steps": self.steps, "seconds": self.seconds}
-        return resolve(given | {"checkpoint_every": self.save_every_s}, {})
+        return resolve(given | {"checkpoint_every": self.save_every_s, "audit": self.audit}, {})
 
     @property
     def is_exact(self) -> bool:
@@ -48,6 +50,7 @@ class Scenario:
 
 def draw(chance: random.Random, most_nodes: int = MOST_NODES) -> Scenario:
     """Most pools are small; in one of 400 there may be a thousand nodes."""
+    beside = random.Random(chance.getstate()[1][0])  # what came later must not change what seeds mean
     is_large = chance.random() < 1 / 400
     nodes = min(most_nodes, round(2 ** chance.uniform(7, 10) if is_large else 2 ** chance.uniform(1, 4.6)))
     batches = max(round(2 ** chance.uniform(4, 7.5)), 2 * nodes if is_large else 0)
@@ -73,5 +76,7 @@ def draw(chance: random.Random, most_nodes: int = MOST_NODES) -> Scenario:
         batches_per_s=batches / nodes / lasts_s,
         faults=faults,
         fault_every_s=chance.choice((1.0, 2.0, 5.0)) * lasts_s / faults,
+        audit=beside.choice((0.0, 0.1, 1.0)),
+        lies=beside.choice((0.0, 0.0, 0.02, 0.2, 1.0)),
         poison=chance.randrange(batches) if chance.random() < 0.03 else -1,
     )

@@ -70,6 +70,7 @@ class World:
 
     def __init__(self, seed: int, most_nodes: int = MOST_NODES, log: list[str] | None = None) -> None:
         self.chance = random.Random(seed)
+        self.other_chance = random.Random(-1 - seed)  # for what came later: it must not change what seeds mean
         self.scenario = scenario = draw(self.chance, most_nodes)
         self.judge = Judge(seed, scenario.schedule, scenario.steps, scenario.seconds, scenario.is_open)
         self.job = toy_job(scenario.schedule.samples, scenario.is_plain)
@@ -114,7 +115,7 @@ class World:
         self.is_kind = True
         self.note("no more faults")
         for node in self.nodes:
-            node.slowness, node.spoils = 1.0, ""
+            node.slowness, node.spoils, node.lies = 1.0, "", 0.0
         for _ in range(self.chance.randint(1, 3)):
             self.later(self.chance.expovariate(1.0), self.join)
         batches, seconds = self.scenario.schedule.position(self.scenario.steps or 1), self.scenario.seconds or 0.0
@@ -200,7 +201,8 @@ class World:
         steps = resume.length(scenario.steps, start.position, schedule, "here")
         clock = Clock(self.monotonic_s, self.wall_s)
         digest = Digest(bytes(KEY_NBYTES))  # the same key in every life: a seed plays the same schedule again
-        course = Course(options, schedule, master, steps, db, writer, start, clock, digest=digest)
+        chance = self.other_chance.random
+        course = Course(options, schedule, master, steps, db, writer, start, clock, digest=digest, chance=chance)
         self._hub = MemoryHub(self.pass_time)
         door = Door(Guests(self.token, self.evaluator_token), SEED, "auto", scenario.compress, "sim")
         server = assembly.server(
@@ -276,7 +278,7 @@ class World:
             return
         self.is_over = True
         check_ledger(self.judge, self.disk, CATALOGUE)
-        if self.scenario.is_exact and not end.failure and self.scenario.steps is not None:
+        if self.scenario.is_exact and not end.failure and self.scenario.steps is not None and not self.judge.is_tainted:
             expected = trained_plainly(self.job, server.run.schedule, self.scenario.steps)
             if self._bytes(server) != expected:
                 self.judge.refuse("the weights are not those of one machine")

@@ -190,6 +190,8 @@ class Star(World):
             batches_per_s=1 / batch_s,
             faults=0,
             fault_every_s=NEVER_S,
+            audit=0.0,
+            lies=0.0,
             poison=-1,
         )
         self.job = _job()

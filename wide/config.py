@@ -71,6 +71,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     port: int = 0
     insecure: bool = False
     socket: Sockets = Sockets()
+    audit: float = 0.0  # of all leases, this share is computed by a second node, too
     check: bool = True  # try first whether the job gives the same numbers twice
     only_plans: bool = False  # train only until it is known how this pool should train
     on: str = "local"  # the engine that places nodes: ray, ray://HOST:PORT, slurm, dask://HOST:PORT, torchrun
@@ -123,6 +124,8 @@ def _checked(name: str, value: Any, kind: Any, source: str) -> Any:
         raise UsageError(f"{source} {value}: must be at least {LEAST[name]}{most}")
     if name in ("epochs", "seconds", "checkpoint_every") and not 0 < value < 1e15:
         raise UsageError(f"{source} {value:g}: must be a number above 0")
+    if name == "audit" and not 0 <= value <= 1:
+        raise UsageError(f"{source} {value:g}: expected a share from 0 to 1, such as 0.02")
     if name == "device":
         _check_device(value, source)
     if name == "on" and not re.fullmatch(ENGINES, value):

@@ -18,6 +18,7 @@ from wide.config import SOCKET_HELP, Options, resolve
 from wide.errors import UsageError, WideError
 from wide.telemetry.log import without_invites
 
+SERVE_AUDIT = 0.01
 DEFAULT_PORT = 9433  # W I D E on a telephone
 SET_HELP = "a value for a job that is a function, `def job(lr=0.1)`: --set lr=0.3; once for each"
 
@@ -178,6 +179,11 @@ def _shared(command: argparse.ArgumentParser) -> None:
         default=None,
         help="do not try first whether the job gives the same numbers twice",
     )
+    command.add_argument(
+        "--audit",
+        metavar="SHARE",
+        help="of all work, this share is computed by a second node, and compared (default: 0; serve: 0.01)",
+    )
     command.add_argument("--log", metavar="silent|normal|verbose", help="how much is said on stderr (default: normal)")
     command.add_argument("--track", metavar="wandb|trackio|mlflow", help="send its numbers there, too")
     command.add_argument(
@@ -215,7 +221,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    options = _options(arguments, port=DEFAULT_PORT)
+    options = _options(arguments, port=DEFAULT_PORT, audit=SERVE_AUDIT)
     from wide.launch.serve import Serving, serve
 
     host = options.host if arguments.host or os.environ.get("WIDE_HOST") else None

@@ -9,10 +9,12 @@ from typing import Any
 
 from wide.codec.digest import KEY_NBYTES, Digest
 from wide.codec.encoders import Encoders
+from wide.codec.ladder import LOSSLESS
 from wide.codec.speeds import Trial, measure
 from wide.config import Options
 from wide.coordinator import resume
 from wide.coordinator.aside import Aside
+from wide.coordinator.audits import Audits
 from wide.coordinator.checkpoints import Checkpoints, Writer
 from wide.coordinator.evaluation import Evaluation
 from wide.coordinator.journal import Points
@@ -61,6 +63,7 @@ class Course:
 
     digest: Digest = field(default_factory=lambda: Digest(secrets.token_bytes(KEY_NBYTES)))  # of updates
     judge: Judge | None = None  # if anything follows from evaluations
+    chance: Callable[[], float] = secrets.SystemRandom().random  # that nobody can guess
     samples: Samples | None = None  # what is told which steps are done; None: nobody wants to know
 
     @property
@@ -71,6 +74,13 @@ class Course:
         steps, schedule = self.start.position.steps, self.schedule
         is_due = steps > 0 and (schedule.is_evaluated(schedule.step(steps - 1)) or steps == self.steps)
         return Verdicts(int(is_due and self.judge.steps < steps), self.judge.keeps_best)
+
+    @property
+    def _audits(self) -> Audits | None:
+        """Bits can be compared only where nothing is rounded on its way."""
+        if not self.options.check or self.options.codecs not in (*LOSSLESS, "lossless", "none"):
+            return None
+        return Audits(self.options.audit, self.chance)
 
     def pool(self, is_open: bool, is_alone: bool = False) -> Pool:
         wish = self.options.strategy or EXACT.name
@@ -85,6 +95,7 @@ class Course:
             self.start.position,
             self.options.checkpoint_every,
             self._verdicts,
+            None if is_alone else self._audits,
         )
 
     def record(self) -> Record:

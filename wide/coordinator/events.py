@@ -150,6 +150,7 @@ class GrantLease(Action, frozen=True):
     version: int
     strategy: str
     core: int = -1
+    is_check: bool = False  # the answer is not merged, but compared with one that was
 
 
 class MergeUpdate(Action, frozen=True):
@@ -175,6 +176,44 @@ class RejectUpdate(Action, frozen=True):
     detail: str
     block: Block | None = None
     granted_at: float | None = None
+
+
+class CompareUpdate(Action, frozen=True):
+    """This update was only computed to be compared with another one: it can go."""
+
+    node: int
+    lease: int
+    block: Block
+    granted_at: float
+
+
+class Confirm(Action, frozen=True):
+    """What a node computed for these batches was computed by another one, too: to the same bits."""
+
+    node: int
+    block: Block
+    by: int
+
+
+class TellOf(Action, frozen=True):
+    """Something was decided about a node (None: about all of them), for this reason."""
+
+    node: int | None
+    kind: str
+    words: str
+
+
+class NameNode(Action, frozen=True):
+    """It computes something else than others do: it is sent away for good."""
+
+    node: int
+    words: str
+
+
+class VoidVersion(Action, frozen=True):
+    """What was merged for this version, which is not made yet, does not count: all of it is computed again."""
+
+    version: int
 
 
 class MakeVersion(Action, frozen=True):

@@ -7,8 +7,10 @@ ahead of time: it fetches its data, and begins when that version is made. Only t
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 
+from wide.coordinator.audits import Audits
 from wide.coordinator.events import Action, GrantLease
 from wide.coordinator.leases import Lease, Leases
 from wide.coordinator.machines import Machines
@@ -22,8 +24,8 @@ class Granting:
     batch each.
     """
 
-    def __init__(self, leases: Leases, roster: Roster, machines: Machines) -> None:
-        self._leases, self._roster, self._machines = leases, roster, machines
+    def __init__(self, leases: Leases, roster: Roster, machines: Machines, audits: Audits | None = None) -> None:
+        self._leases, self._roster, self._machines, self._audits = leases, roster, machines, audits
         self.started_at: float | None = None
         self.is_paused = self.is_careful = False
         self._granted = 0
@@ -47,7 +49,8 @@ class Granting:
             self._lately.append(now)
             self._machines.steps_take((now - self._lately[0]) / max(1, len(self._lately) - 1))
         members = self._roster.members.values()
-        self._pool_rate = sum(m.batches_per_s or 0.0 for m in members if not m.is_silent and self._has_turn(m, now))
+        here = [m for m in members if not m.is_silent and self._has_turn(m, now) and self._is_believed(m)]
+        self._pool_rate = sum(m.batches_per_s or 0.0 for m in here)
 
     def forget(self, node: int) -> None:
         if (lease := self._ahead.pop(node, None)) is not None:
@@ -63,8 +66,12 @@ class Granting:
         actions: list[Action] = []
         for i, member in enumerate(idle):
             actions += (given := self._give(member, version, now, len(idle) - i))
-            if not (given or policy.free or member.leases) and policy.may_lease(member.node):
+            is_checking = self._audits is not None and self._audits.is_open  # not everybody may do that
+            if not (given or policy.free or member.leases or is_checking) and policy.may_lease(member.node):
                 break  # what is not worth the quickest one's while is not worth anybody's
+        if self._audits is not None and self._audits.is_open:
+            for member in self._roster.idle(policy.depth):  # also who has no turn: the version waits
+                actions += self._give_check(member, version, now)
         if not policy.free:
             for member in idle:
                 actions += self._give_ahead(member, version, now)
@@ -101,6 +108,8 @@ class Granting:
         policy, held = self._policy, member.leases
         if held and any(lease.change != self._changes for lease in held.values()):
             return actions  # it is still at something from before
+        if check := self._give_check(member, version, now):
+            return check
         while len(held) < policy.depth and policy.may_lease(member.node):
             if policy.free:
                 block, group = policy.cut(self._share(member, takers, now), lambda: self._roster.at_work(now), now)
@@ -114,6 +123,19 @@ class Granting:
             self._leases.grant(lease)
             actions.append(self._action(lease, version, now))
         return actions
+
+    def _give_check(self, member: Member, version: int, now: float) -> list[Action]:
+        """What somebody else has computed already, and the next version waits for."""
+        if self._audits is None or not self._audits.is_open or member.leases:
+            return []
+        is_lost = functools.partial(self._roster.may_be_lost, now=now)
+        block = self._audits.next_for(member.node, self._roster.present, is_lost)
+        if block is None:
+            return []
+        lease = self._lease(member, Cut(block), self._policy.age, now)
+        self._leases.grant_check(lease)
+        self._audits.granted(lease)
+        return [self._action(lease, version, now)]
 
     def _give_ahead(self, member: Member, version: int, now: float) -> list[Action]:
         """Nothing is left to be done for this version, but others are still at it: something for the next one."""
@@ -130,7 +152,12 @@ class Granting:
 
     def _action(self, lease: Lease, version: int, now: float) -> GrantLease:
         core = self._machines.core_of(lease.node, now) if self._strategy.takes_turns else -1
-        return GrantLease(lease.node, lease.number, lease.block, lease.group, version, self._strategy.name, core)
+        what = (lease.node, lease.number, lease.block, lease.group, version, self._strategy.name)
+        return GrantLease(*what, core, lease.is_check)
+
+    def _is_believed(self, member: Member) -> bool:
+        """How quick it is counts only when it was right once, if there is anybody who could tell."""
+        return self._audits is None or member.node in self._audits.verified or len(self._roster.members) == 1
 
     def _rescue(self, member: Member, now: float) -> Cut | None:
         late = self._roster.worth_rescuing(member, now)
@@ -138,7 +165,7 @@ class Granting:
 
     def _share(self, member: Member, takers: int, now: float) -> Share:
         """This node's part of the pool's speed; while nothing is known of it, or of the pool, an equal part."""
-        rate = member.batches_per_s
+        rate = member.batches_per_s if self._is_believed(member) else None
         if not self._pool_rate:  # before the first version: as soon as everybody was measured, that is known
             rates = [m.batches_per_s for m in self._roster.members.values() if self._has_turn(m, now)]
             self._pool_rate = sum(rate for rate in rates if rate) if None not in rates else 0.0

@@ -24,6 +24,7 @@ class Lease:
     granted_at: float
     change: int  # how often the strategy had changed by then
     is_expired: bool = False
+    is_check: bool = False  # its answer is compared, not merged
     is_disturbed: bool = False  # its node was silent meanwhile, so it does not tell how quick that is
 
 
@@ -47,6 +48,11 @@ class Leases:
     def grant(self, lease: Lease) -> None:
         self.by_node[lease.node][lease.number] = lease
         self.out.setdefault(lease.block, []).append(lease)
+
+    def grant_check(self, lease: Lease) -> None:
+        """Its block is not out: it is merged."""
+        lease.is_check = True
+        self.by_node[lease.node][lease.number] = lease
 
     def claim(self, lease: Lease) -> bool:
         """Here is its result: does it still count? Yes, if nobody was quicker, and nobody was given it in other pieces.

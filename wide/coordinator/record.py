@@ -11,12 +11,13 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from wide.coordinator.events import MergeUpdate, Position, RejectUpdate
+from wide.coordinator.events import CompareUpdate, MergeUpdate, Position, RejectUpdate
 from wide.coordinator.journal import Journal, Points
 from wide.errors import TrainingFailed
 from wide.job.here import MOST_NAMES, Logged
 from wide.job.schedule import Schedule, Step
 from wide.strategy.description import Strategy
+from wide.strategy.tree import Block
 from wide.telemetry.clock import Clock
 from wide.telemetry.divergence import Divergence
 from wide.telemetry.journey import Answer, Journey, Logbook
@@ -40,6 +41,7 @@ class Db(Protocol):
     def settle(self, timeout_s: float) -> bool: ...
     def insert_packed(self, table: str, at: float, count: int, words: str, data: bytes) -> None: ...
     def rewind(self, version: int, steps: int) -> None: ...
+    def void(self, version: int) -> None: ...
     def keep_from(self, step: int) -> None: ...
     def beside(self, deed: Callable[[], None]) -> None: ...
     @property
@@ -173,6 +175,25 @@ class Record:
         self.journal.rejected(reject.node, reject.reason, reject.detail)
         if journey is not None and reject.granted_at is not None:
             self._refused.append((reject, journey, self._clock.wall(), self._clock.now()))
+
+    def compared(self, compare: CompareUpdate, journey: Journey) -> None:
+        """It shows in the timeline, as what did not count."""
+        what = (compare.node, compare.lease, "check", "", compare.block, compare.granted_at)
+        self._refused.append((RejectUpdate(*what), journey, self._clock.wall(), self._clock.now()))
+
+    def confirmed(self, node: int, block: Block, by: int) -> None:
+        """Somebody else has computed this, too."""
+
+    def void(self, version: int) -> None:
+        """What was merged for this version does not count."""
+        self._work_up(False)
+        self.db.void(version)
+
+    def decided(self, node: int | None, kind: str, words: str) -> None:
+        """About a node: for whoever reads the log, and for run.db."""
+        name = self.parts[node].name if node in self.parts else ""
+        log.warning("%s %s: %s", f"node {node} ({name})" if node is not None else "the pool", kind, words)
+        self.journal.tell(kind, node, f"{name}: {words}" if name else words)
 
     def step_closed(self, step: Step, strategy: Strategy) -> None:
         now = self._clock.now()

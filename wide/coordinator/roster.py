@@ -88,6 +88,11 @@ class Roster:
         members = self.members.values()
         return [m.batches_per_s for m in members if m.batches_per_s is not None and not m.is_silent]
 
+    @property
+    def present(self) -> set[int]:
+        """Who could compute something."""
+        return {m.node for m in self.members.values() if not m.is_silent and not m.is_leaving}
+
     def pace(self, batches_per_step: int) -> Pace:
         rates = self.rates
         tick_s = batches_per_step / sum(rates) if rates else 0.0
@@ -144,7 +149,7 @@ class Roster:
         if member.leases:
             return None
         if member.batches_per_s is None:  # how quick it would be is not known
-            return next((lease for lease in self._newest() if self._may_be_lost(lease, now)), None)
+            return next((lease for lease in self._newest() if self.may_be_lost(lease, now)), None)
         slowest = self._done_last(member, member.batches_per_s, now)
         if slowest is None:
             return None
@@ -202,7 +207,7 @@ class Roster:
             is_late = elapsed > LEAST_OVERDUE * expected and elapsed > holder.overdue * expected
         return math.inf if is_late or holder.is_silent else expected - elapsed
 
-    def _may_be_lost(self, lease: Lease, now: float) -> bool:
+    def may_be_lost(self, lease: Lease, now: float) -> bool:
         """Its holder is silent or far too late; or was never measured, and has had its time to warm up."""
         holder = self.members[lease.node]
         if holder.is_silent or holder.batches_per_s is None:

@@ -86,6 +86,11 @@ class Run:
         self.performers: Mapping[type[Action], Callable[[Any], Pending | None]] = {
             MergeUpdate: self._merge,
             RejectUpdate: self._reject,
+            events.CompareUpdate: self._compared,
+            events.Confirm: self._confirm,
+            events.TellOf: self._tell_of,
+            events.NameNode: self._name_node,
+            events.VoidVersion: self._void,
             MakeVersion: self.make_version,
             CloseStep: self._close_step,
             ChangeStrategy: self._change_strategy,
@@ -167,6 +172,24 @@ class Run:
         if (taken := self._at_hand.pop(reject.lease, None)) is not None:
             self.master.release(taken.flat)
         self.record.refused(reject, taken.journey if taken is not None else None)
+
+    def _compared(self, compare: events.CompareUpdate) -> None:
+        taken = self._at_hand.pop(compare.lease)
+        self.master.release(taken.flat)
+        self.record.compared(compare, taken.journey)
+
+    def _confirm(self, confirm: events.Confirm) -> None:
+        self.record.confirmed(confirm.node, confirm.block, confirm.by)
+
+    def _tell_of(self, it: events.TellOf) -> None:
+        self.record.decided(it.node, it.kind, it.words)
+
+    def _name_node(self, it: events.NameNode) -> None:
+        self.record.decided(it.node, "named", it.words)
+
+    def _void(self, void: events.VoidVersion) -> Pending | None:
+        self.record.void(void.version)
+        return self.aside.do(self._fold.void)
 
     def make_version(self, make: MakeVersion, copy: Callable[[], None] | None = None) -> Pending | None:
         """And then, if a copy is wanted, that."""

@@ -62,6 +62,7 @@ class Server:
                 **run.performers,
                 events.GrantLease: self._grant,
                 events.DropNode: self._drop,
+                events.NameNode: self._name_node,
                 events.RejectUpdate: self._reject,
                 events.MakeVersion: self._make_version,
                 events.ChangeStrategy: self._change_strategy,
@@ -371,6 +372,12 @@ class Server:
     def _drop(self, drop: events.DropNode) -> None:
         self._dropped.add(drop.node)
         self.exchange.dismiss_node(drop.node, TrainingFailed(drop.why))
+
+    def _name_node(self, it: events.NameNode) -> None:
+        """It is told what is known of the reason."""
+        self.run.performers[events.NameNode](it)
+        home = self._painter.homes.get(it.node)
+        self.exchange.send_away(it.node, f"{it.words}{self.exchange.why_other_bits(home.build if home else '')}")
 
     def _reject(self, reject: events.RejectUpdate) -> None:
         self.run.performers[events.RejectUpdate](reject)

@@ -8,20 +8,24 @@ happens meanwhile is the next event, never a call back into here.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from wide.coordinator import events
+from wide.coordinator.audits import Audits
 from wide.coordinator.deadly import Deadly
 from wide.coordinator.events import (
     Action,
     ChangeStrategy,
     CloseStep,
+    CompareUpdate,
+    Confirm,
     DropNode,
     EndRun,
     Event,
     MakeVersion,
     MergeUpdate,
+    NameNode,
     NodeHeard,
     NodeJoined,
     NodeLeft,
@@ -30,6 +34,7 @@ from wide.coordinator.events import (
     RejectUpdate,
     SaveCheckpoint,
     UpdateArrived,
+    VoidVersion,
     WorkFailed,
 )
 from wide.coordinator.granting import Granting
@@ -66,6 +71,7 @@ class Pool:
         start: Position | None = None,
         save_every_s: float = math.inf,
         verdicts: Verdicts | None = None,
+        audits: Audits | None = None,
     ) -> None:
         self.schedule = schedule
         self.is_open = is_open  # others may still join, so a lone node that fails does not speak for all
@@ -84,6 +90,8 @@ class Pool:
         self._verdicts, self._awaited = verdicts, verdicts.awaited if verdicts is not None else 0
         self._held_back: list[int] = []  # steps that are whole, but for a verdict
         self.deadly = Deadly(is_open)
+        self.audits = audits  # None: nothing is computed twice
+        self._is_alone_told = False
         self.strategy: Strategy
         self.policy: Policy
         reached = self._reached(start)
@@ -96,7 +104,7 @@ class Pool:
         self.roster = Roster(self.leases)
         self.members = self.roster.members
         self._machines = Machines()
-        self._granting = Granting(self.leases, self.roster, self._machines)
+        self._granting = Granting(self.leases, self.roster, self._machines, audits)
         self._granting.is_paused = self._awaited > 0
         self._follow()
         if first != strategy:
@@ -129,6 +137,8 @@ class Pool:
         self.leases.follow(self.policy)
         self.roster.follow(self.strategy)
         self._granting.follow(self.strategy, self.policy)
+        if self.audits is not None:
+            self.audits.forget_all()
 
     def _strategy_chosen(self, event: events.StrategyChosen, now: float) -> list[Action]:
         if event.strategy != self._next_strategy:
@@ -148,14 +158,14 @@ class Pool:
         if member is None:
             return []
         held = next(iter(member.leases.values()), None)
-        was_needed = held is not None and held.block in self.leases.out
+        was_needed = held is not None and not held.is_check and held.block in self.leases.out
         self._forget(event.node)
         if held is None:
-            return []
+            return self._give_up_audits(now)
         if event.died and was_needed and (failure := self.deadly.died_at(held.block, self._where(held.block))):
             return self._end(now, "failed", failure)
         self._granting.is_careful = self.deadly.is_suspicious
-        return self._settle(now) or self._grant_all(now)
+        return self._give_up_audits(now) or self._settle(now) or self._grant_all(now)
 
     def _silent(self, event: NodeSilent, now: float) -> list[Action]:
         """Others may take what it holds; should it come back first, its result counts."""
@@ -186,6 +196,8 @@ class Pool:
 
     def _forget(self, node: int) -> None:
         self._granting.forget(node)
+        if self.audits is not None:
+            self.audits.left(node)
         self.leases.farewell(node)
         self._machines.left(node)
 
@@ -196,6 +208,8 @@ class Pool:
         lease = member.leases.get(event.lease) if member is not None else None
         if member is None or lease is None:
             return self._unknown(event, member, now)
+        if lease.is_check:
+            return self._compared(member, lease, event, now)
         member.measure(lease, now, self.strategy.memory, self.roster.most_s(lease, event.compute_s, now))
         block, staleness, batches = lease.block, self.policy.age - lease.age, event.batches
         is_part = batches is not None and batches < block.size
@@ -220,6 +234,8 @@ class Pool:
         self.deadly.survived(block)
         self._granting.is_careful = self.deadly.is_suspicious
         merge = MergeUpdate(event.node, lease.number, block, self.version + 1, discount, staleness, lease.granted_at)
+        if self._is_audited(lease, block, event, now):
+            return [merge, *(self._settle(now, closed) or self._grant_all(now))]
         return [merge, *(self._settle(now, closed) or self._grant(member, now))]
 
     def _refuse(self, member: Member, lease: Lease, reason: str, why: str, now: float) -> list[Action]:
@@ -240,7 +256,7 @@ class Pool:
         if member is None:
             return []
         lease = member.leases.get(event.lease)
-        if lease is None or not self.leases.claim(lease):
+        if lease is None or lease.is_check or not self.leases.claim(lease):
             return self._drop(member, event.problem, now)  # somebody else was, or will be, able to do it
         return self._failed_on(member, lease, event.batch, event.problem, event.details, now)
 
@@ -257,11 +273,81 @@ class Pool:
         self._failed[position] = member.node
         return [reject, *self._drop(member, problem, now)]
 
+    # ── audits ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _is_audited(self, lease: Lease, block: Block, event: UpdateArrived, now: float) -> bool:
+        """Is what was just merged to be computed by somebody else, too? Where results are exact, that can be told."""
+        if self.audits is None or not self.strategy.needs_whole_steps:
+            return False
+        others = self.roster.present - {lease.node}
+        return self.audits.take(lease, block, event.digest, event.doubt, others, now)
+
+    def _compared(self, member: Member, lease: Lease, event: UpdateArrived, now: float) -> list[Action]:
+        """The answer to a check."""
+        assert self.audits is not None
+        member.measure(lease, now, self.strategy.memory, math.inf)
+        self.leases.answered(lease)
+        is_part = event.batches is not None and event.batches < lease.block.size
+        member.is_leaving |= is_part
+        compare = CompareUpdate(member.node, lease.number, lease.block, lease.granted_at)
+        digest = None if is_part else event.digest
+        outcome = self.audits.answered(lease, digest, self.members.keys(), now)
+        actions: list[Action] = [compare]
+        if outcome.confirmed is not None:
+            whose, by = outcome.confirmed
+            actions.append(Confirm(whose, lease.block, by))
+        if outcome.is_undecided:
+            return [*actions, *self._undecided(lease.block, now)]
+        if outcome.wrong:
+            return [*actions, *self._found_wrong(outcome.wrong, lease.block, now)]
+        return [*actions, *(self._settle(now) or self._grant_all(now))]
+
+    def _found_wrong(self, nodes: Iterable[int], block: Block, now: float) -> list[Action]:
+        """None of their work becomes part of a version any more."""
+        assert self.audits is not None
+        actions: list[Action] = []
+        where = self._where(block)
+        for node in sorted(nodes):
+            if node in self.members:
+                del self.members[node]
+                self._forget(node)
+            actions.append(NameNode(node, f"{where}: it computes other bits than two others do"))
+        if any(node in nodes for node, _ in self.audits.merged):
+            actions += self._void()
+        return [*actions, *(self._settle(now) or self._grant_all(now))]
+
+    def _void(self) -> list[Action]:
+        """The open version begins anew; what is out for it still counts."""
+        assert self.audits is not None
+        self.policy.void(block for _, block in self.audits.merged)
+        self.audits.version_done()
+        self._held_back.clear()
+        return [VoidVersion(self.version + 1)]
+
+    def _undecided(self, block: Block, now: float) -> list[Action]:
+        return self._end(
+            now,
+            "failed",
+            f"{self._where(block)}: its nodes compute different bits, each of them again and again, and there is no "
+            "third one that could tell who is right; go on with another node (wide doctor compares machines)",
+        )
+
+    def _give_up_audits(self, now: float) -> list[Action]:
+        """Nobody is left who could say whether these were right. Where two have differed, nobody is believed."""
+        if self.audits is None or not self.audits.is_open:
+            return []
+        given_up = list(self.audits.given_up(self.roster.present, self.members.keys()))
+        if not any(len(audit.opinions) > 1 for audit in given_up):
+            return (self._settle(now) or self._grant_all(now)) if given_up else []
+        if all(audit.nodes <= self.members.keys() for audit in given_up):
+            return self._undecided(given_up[0].block, now)
+        return [*self._void(), *self._grant_all(now)]
+
     # ── versions ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _settle(self, now: float, closed: list[int] | None = None) -> list[Action]:
         """Make the version that is due, close the steps that are complete, end or go on. Nothing, if nothing is due."""
-        if self._awaited:
+        if self._awaited or self._is_checking:
             self._held_back += closed or ()
             return []
         closed, self._held_back = [*self._held_back, *(closed or ())], []
@@ -307,6 +393,11 @@ class Pool:
         return [*actions, *(self._settle(now) or self._grant_all(now))]
 
     @property
+    def _is_checking(self) -> bool:
+        """Is something computed once more that the next version would contain?"""
+        return self.audits is not None and self.audits.is_open
+
+    @property
     def _is_held(self) -> bool:
         return self._is_full or self.is_paused or self._awaited > 0
 
@@ -340,6 +431,8 @@ class Pool:
         self._worth += made.worth
         make = MakeVersion(self.version, made, max(1, round(self._worth)))
         self.version += 1
+        if self.audits is not None:
+            self.audits.version_done()
         self._granting.version_made(now)
         return make
 
@@ -368,7 +461,7 @@ class Pool:
         if not self.strategy.needs_whole_steps:  # in a line of batches nobody comes back for what is long overdue
             for lease in self.roster.overdue(now):
                 self.leases.expire(lease)
-        return self._save_soon(now) or self._settle(now) or self._grant_all(now)
+        return self._save_soon(now) or self._give_up_audits(now) or self._settle(now) or self._grant_all(now)
 
     def _is_time_over(self, now: float) -> bool:
         return self.seconds is not None and self._elapsed_s(now) >= self.seconds

@@ -157,10 +157,14 @@ class Exchange:
         if peer is not None and (peer.is_ready or peer.is_evaluator):
             self.dismiss(peer, error)
 
-    def send_away(self, node: int) -> None:
+    def send_away(self, node: int, why: str = SENT_AWAY) -> None:
         """For good: should it not hear that, because it is computing, it hears it when it comes back."""
-        self._reception.sent_away.add(node)
-        self.dismiss_node(node, Refused(SENT_AWAY))
+        self._reception.sent_away[node] = why
+        self.dismiss_node(node, Refused(why))
+
+    def why_other_bits(self, build: str) -> str:
+        """Why a node with this build may compute other bits than the pool."""
+        return self._reception.why_other_bits(build)
 
     def dismiss(self, peer: Peer, error: WideError) -> None:
         """This peer cannot be used: say why, count it, forget it."""

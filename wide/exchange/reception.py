@@ -63,7 +63,7 @@ class Reception:
         self._live_nbytes = layout.live_nbytes
         self._payload_limit = max(layout.live_nbytes, MOST_PART_NBYTES)
         self._known: dict[tuple[str, str], int] = {}  # nodes by their machine, and the key that only they know
-        self.sent_away: set[int] = set()  # nodes that are not wanted any more
+        self.sent_away: dict[int, str] = {}  # nodes that are not wanted any more, and why
         self.traffic = traffic
         self._checkers, self._is_checked = 0, False  # nodes that were asked to try the job; has one of them done so?
         self._asked, self._asked_at = 0, math.inf  # of them, all in all; when the first one was
@@ -87,7 +87,7 @@ class Reception:
         peer.is_evaluator = hello.role == "evaluator"
         number = EVALUATOR if peer.is_evaluator else self._known.get((peer.machine_id, hello.key), 0)
         if number in self.sent_away:
-            raise Refused(SENT_AWAY)
+            raise Refused(self.sent_away[number])
         if (former := self._board.peers.get(number)) is not None:
             dismiss(former, Absent("came back", "it came back by another connection"))
         if not number:
@@ -241,6 +241,13 @@ class Reception:
     def forget(self, peer: Peer) -> None:
         """If it was to try the job and did not get there, the next one will."""
         self._checkers -= peer.is_checker and not peer.is_ready
+
+    def why_other_bits(self, build: str) -> str:
+        """Of a node that has computed other bits than the pool: in which its build differs, or that it does not."""
+        ours = self._door.build
+        if build and build != ours:
+            return f" (it computes with {build}, the pool with {ours})"
+        return " (it computes with the same build as the pool: it is broken, or it does something else)"
 
     def has_first_weights(self, ready: say.Ready) -> bool:
         """Has it built just the weights that the pool begins with?"""

@@ -89,6 +89,10 @@ class RunDb:
         """What was written after that version, or is about later steps, is dropped."""
         self._queue.put(lambda db: tidy.rewind(db, version, steps))
 
+    def void(self, version: int) -> None:
+        """What was merged for this version did not count."""
+        self._queue.put(lambda db: tidy.void(db, version))
+
     def keep_from(self, step: int) -> None:
         """Nobody will go back to a step before this one: what is older may be kept in less room."""
         self._safe_step = step

@@ -105,6 +105,12 @@ def rewind(db: sqlite3.Connection, version: int, steps: int) -> None:
         db.execute("DELETE FROM logged WHERE step >= ?", (steps,))
 
 
+def void(db: sqlite3.Connection, version: int) -> None:
+    """What was merged for this version, which was never made, did not count."""
+    with db:
+        db.execute(f"DELETE FROM {'ledger_rows' if _is_view(db) else 'ledger'} WHERE version = ?", (version,))
+
+
 def _fold_ledger(db: sqlite3.Connection, below: int, most: int) -> None:
     """What is not there exactly once is left as it is, for whoever wants to know why."""
     is_view = _is_view(db)

@@ -127,6 +127,12 @@ class MeanFold(Generic[U]):
             self._delayed.lead(before, LEAD * self._late)
         self._model.release(total)
 
+    def void(self) -> None:
+        self._delayed.restore()
+        if self._total is not None:
+            self._model.release(self._total)
+        self._total, self._weight, self._staleness, self._batches = None, 0.0, 0, 0
+
     def bring_back(self) -> None:
         """Nodes may be ahead of them."""
         self._delayed.restore()

@@ -62,5 +62,6 @@ class Fold(Protocol[U_in]):
 
     def merge(self, merge: Merge, update: U_in) -> None: ...
     def make(self, made: Made, steps: int) -> None: ...
+    def void(self) -> None: ...  # what was merged for the next version does not count
     def bring_back(self) -> None: ...  # the weights become what whole versions have made of them
     def state(self) -> Any: ...  # what it remembers from one version to the next

@@ -110,7 +110,8 @@ class OnLine:
     """What policies that lease from one line share."""
 
     depth = 1
-    cut_ahead = staticmethod(lambda share: None)  # versions do not wait here
+    cut_ahead = staticmethod(lambda share: None)  # versions do not wait here, and so
+    void = staticmethod(lambda blocks: None)  # nothing is held back for long enough to be found wrong
     give_back: Callable[[Block], None]
     take_back: Callable[[Block], bool]
     keep_first: Callable[[Block, int], Block | None]

@@ -140,6 +140,11 @@ class OuterFold(Generic[U]):
         self._model.follow(total, steps)
         self._model.release(total)
 
+    def void(self) -> None:
+        if self._total is not None:
+            self._model.release(self._total)
+        self._total, self._weight = None, 0.0
+
     def bring_back(self) -> None:
         """They are never anywhere else."""
 

@@ -172,6 +172,11 @@ class Synchronous:
         self._open.accept(block)
         return [self._number] if self._open.is_complete else []
 
+    def void(self, blocks: Iterable[Block]) -> None:
+        for block in blocks:
+            self._open.missing += block.size
+            self._open.give_back(block)
+
     def is_due(self, holders: Callable[[], set[int]], now: float) -> bool:
         return self._open.is_complete
 
@@ -210,6 +215,12 @@ class TreeFold(Generic[U]):
         self._model.by_counts(total, batches)
         self._model.descend(total, steps)
         self._model.release(total)
+
+    def void(self) -> None:
+        if self._sum is not None:
+            for update in self._sum.clear():
+                self._model.release(update)
+            self._sum = None
 
     def bring_back(self) -> None:
         """They are never anywhere else."""

@@ -66,6 +66,12 @@ class TreeSum(Generic[Value]):
         block = min(self._waiting)
         return block, self._waiting[block]
 
+    def clear(self) -> list[Value]:
+        """Forget what was added: the sums until then."""
+        found = list(self._waiting.values())
+        self._waiting.clear()
+        return found
+
     def take(self) -> Value:
         """The sum over the whole root; only when everything has been added."""
         return self._waiting.pop(self.root)

@@ -1,0 +1,167 @@
+"""What is computed a second time, and what follows from two answers that differ. Pure: knows nodes, blocks and digests.
+
+Where results are exact, two nodes that compute the same batches with the same weights give the same bits. So what was
+merged can be checked while its version is not made: another node computes it too. If the two differ, a third decides;
+without one both are asked again, and whoever contradicts itself is wrong. The version waits for that, so what is found
+to be wrong is never part of one.
+
+A node that is new is checked once, before its speed counts (a canary); later on now and then, by chance (an audit), and
+whenever what it sent is unlike what others send (a doubt).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from wide.coordinator.leases import Lease
+from wide.strategy.tree import Block
+
+AGAIN_S = 60.0  # after so long a node is checked once more, if
+AGAIN_COST = 200.0  # it is worth so many times the check
+TWICE = 2  # nobody is asked more often about the same batches
+
+
+class Opinion(NamedTuple):
+    """What a node says that these batches give."""
+
+    node: int
+    digest: int
+
+
+@dataclass(slots=True)
+class Audit:
+    """A block that was merged, and what was said about it; the first opinion is the one that was merged."""
+
+    block: Block
+    opinions: list[Opinion]
+    out: dict[int, Lease] = field(default_factory=dict)  # by node: who is at it
+
+    @property
+    def nodes(self) -> set[int]:
+        return {opinion.node for opinion in self.opinions}
+
+    @property
+    def wrong(self) -> set[int]:
+        """Whose answer two others contradict, or who contradicts itself."""
+        said: dict[int, set[int]] = {}
+        for node, digest in self.opinions:
+            said.setdefault(digest, set()).add(node)
+        agreed = max(said.values(), key=len)
+        if len(agreed) > 1:
+            return {node for nodes in said.values() if nodes is not agreed for node in nodes}
+        return {node for node in self.nodes if len({d for n, d in self.opinions if n == node}) > 1}
+
+    @property
+    def is_agreed(self) -> bool:
+        return len(self.opinions) > 1 and len({digest for _, digest in self.opinions}) == 1
+
+    def may_be_asked(self, node: int, members: AbstractSet[int]) -> bool:
+        """A third, if there is one; else both again, so often that each can contradict itself."""
+        if len(self.opinions) == 1 or members - self.nodes:
+            return node not in self.nodes
+        return sum(opinion.node == node for opinion in self.opinions) < TWICE
+
+
+class Outcome(NamedTuple):
+    """Whose block was confirmed, and by whom; who is wrong; or nobody can tell."""
+
+    confirmed: tuple[int, int] | None = None
+    wrong: frozenset[int] = frozenset()
+    is_undecided: bool = False
+
+
+class Audits:
+    """`share` of all leases is computed twice; `chance` gives numbers that nobody can guess. `verified` are the nodes
+    that were right when somebody looked.
+    """
+
+    def __init__(self, share: float, chance: Callable[[], float]) -> None:
+        self._share, self._chance = share, chance
+        self.verified: dict[int, float] = {}  # and when that was
+        self.merged: list[tuple[int, Block]] = []  # for the version that is being gathered: whose, and what
+        self._open: dict[Block, Audit] = {}
+
+    @property
+    def is_open(self) -> bool:
+        """Has the version to wait?"""
+        return bool(self._open)
+
+    def forget_all(self) -> None:
+        """Nobody is verified, and nothing is merged: another strategy begins."""
+        self.verified.clear()
+        self.version_done()
+
+    def version_done(self) -> None:
+        """It is made, or void."""
+        self.merged.clear()
+        self._open.clear()
+
+    def take(self, lease: Lease, block: Block, digest: int, doubt: str, others: AbstractSet[int], now: float) -> bool:
+        """The answer to this lease was merged, at least for that block. Should one of the others compute it, too?"""
+        node = lease.node
+        self.merged.append((node, block))
+        if not others:
+            self.verified.setdefault(node, now)  # all that is trained is its work: whoever comes is measured by it
+        if not others or not (doubt or self._is_due(node, now - lease.granted_at, now) or self._chance() < self._share):
+            return False
+        self._open[block] = Audit(block, [Opinion(node, digest)])
+        return True
+
+    def _is_due(self, node: int, lease_s: float, now: float) -> bool:
+        """Was it never checked, or not for long?"""
+        checked_at = self.verified.get(node)
+        return checked_at is None or now - checked_at > max(AGAIN_S, AGAIN_COST * lease_s)
+
+    def next_for(self, node: int, members: AbstractSet[int], is_lost: Callable[[Lease], bool]) -> Block | None:
+        """What this one could compute to decide something; `members` are all who could."""
+        for audit in self._open.values():
+            is_awaited = any(not is_lost(lease) for lease in audit.out.values())
+            if not is_awaited and node not in audit.out and audit.may_be_asked(node, members):
+                return audit.block
+        return None
+
+    def granted(self, lease: Lease) -> None:
+        self._open[lease.block].out[lease.node] = lease
+
+    def answered(self, lease: Lease, digest: int | None, members: AbstractSet[int], now: float) -> Outcome:
+        """`digest` is None if it did not get to the end; `members` are all, also those who are silent just now."""
+        audit = self._open.get(lease.block)
+        if audit is None or audit.out.get(lease.node) is not lease:
+            return Outcome()
+        del audit.out[lease.node]
+        if digest is None:
+            return Outcome()
+        audit.opinions.append(Opinion(lease.node, digest))
+        return self._settle(audit, members, now)
+
+    def _settle(self, audit: Audit, members: AbstractSet[int], now: float) -> Outcome:
+        wrong = audit.wrong
+        if not (wrong or audit.is_agreed or self._can_go_on(audit, members)):
+            wrong = audit.nodes - self.verified.keys()  # nobody else will come: who was right before is believed
+        right = audit.nodes - wrong
+        if not right or not (wrong or audit.is_agreed):
+            return Outcome(is_undecided=not self._can_go_on(audit, members))
+        del self._open[audit.block]
+        self.verified |= dict.fromkeys(right, now)
+        whose = audit.opinions[0].node
+        others = right - {whose}
+        return Outcome((whose, min(others)) if whose in right and others else None, frozenset(wrong))
+
+    def _can_go_on(self, audit: Audit, members: AbstractSet[int]) -> bool:
+        return bool(audit.out.keys() & members) or any(audit.may_be_asked(node, members) for node in members)
+
+    def left(self, node: int) -> None:
+        """Nobody will hear its answers."""
+        self.verified.pop(node, None)
+        for audit in self._open.values():
+            audit.out.pop(node, None)
+
+    def given_up(self, present: AbstractSet[int], members: AbstractSet[int]) -> Iterator[Audit]:
+        """What nobody can decide; it is open no more. For who is silent nobody waits, unless two have differed."""
+        for audit in list(self._open.values()):
+            if not self._can_go_on(audit, members if len(audit.opinions) > 1 else present):
+                del self._open[audit.block]
+                yield audit
