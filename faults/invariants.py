@@ -181,7 +181,7 @@ class Judge:
 
     def _granted_check(self, grant: GrantLease) -> None:
         """What is computed once more is part of the next version, and exact."""
-        if grant.strategy != "sync" or grant.block not in self._gathered:
+        if grant.strategy != "sync" or not (grant.pair or grant.block in self._gathered):
             self.refuse(f"{grant}: nothing like that was merged for version {self.version + 1}")
         self._checks.add(grant.lease)
 
@@ -355,6 +355,7 @@ def check_ledger(judge: Judge, disk: Disk, strategies: Mapping[str, Strategy]) -
 def check_buffers(judge: Judge, server: Server) -> None:
     """Is every buffer that is in use in somebody's hands, and in nobody's twice?"""
     hands: list[Any] = [taken.flat for taken in server.run._at_hand.values()]
+    hands.append(server.run._compare.kept)
     for peer in server.exchange._board.everybody:
         hands += [arriving.flat for arriving in peer.incoming.arriving]
         hands += list(peer.incoming.payloads)

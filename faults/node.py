@@ -169,6 +169,8 @@ class Node:
             line.send_update(update, flat, work.update_at)
         for room in world.ghosts:  # somebody who is gone writes where it once was to leave its update
             room.raw.fill_(255)
+        if spoils == "not finite":
+            flat.raw.zero_()  # a codec spreads it, to where no other machine would look
         world.spare.give(flat)
 
     def leave(self) -> None:

@@ -15,6 +15,7 @@ from wide.config import Options
 from wide.coordinator import resume
 from wide.coordinator.aside import Aside
 from wide.coordinator.audits import Audits
+from wide.coordinator.canaries import Canaries
 from wide.coordinator.checkpoints import Checkpoints, Writer
 from wide.coordinator.evaluation import Evaluation
 from wide.coordinator.journal import Points
@@ -78,9 +79,11 @@ class Course:
     @property
     def _audits(self) -> Audits | None:
         """Bits can be compared only where nothing is rounded on its way."""
-        if not self.options.check or self.options.codecs not in (*LOSSLESS, "lossless", "none"):
-            return None
-        return Audits(self.options.audit, self.chance)
+        return Audits(self.options.audit, self.chance) if self.options.check and self._is_lossless else None
+
+    @property
+    def _is_lossless(self) -> bool:
+        return self.options.codecs in (*LOSSLESS, "lossless", "none")
 
     def pool(self, is_open: bool, is_alone: bool = False) -> Pool:
         wish = self.options.strategy or EXACT.name
@@ -96,6 +99,7 @@ class Course:
             self.options.checkpoint_every,
             self._verdicts,
             None if is_alone else self._audits,
+            None if is_alone or not self.options.check else Canaries(self._is_lossless),
         )
 
     def record(self) -> Record:

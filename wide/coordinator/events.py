@@ -51,6 +51,7 @@ class UpdateArrived(Event, frozen=True):
     compute_s: float = math.inf
     batches: int | None = None
     digest: int = 0  # two that are alike to the bit have the same
+    distance: float | None = None  # from its pair's other answer, where 1 is allowed; None: there is none yet
     doubt: str = ""  # it is sound, but unlike what others send: why
 
 
@@ -150,7 +151,8 @@ class GrantLease(Action, frozen=True):
     version: int
     strategy: str
     core: int = -1
-    is_check: bool = False  # the answer is not merged, but compared with one that was
+    is_check: bool = False  # the answer is not merged, but compared: with what was,
+    pair: int = 0  # or with that of the other node of this pair
 
 
 class MergeUpdate(Action, frozen=True):
@@ -179,12 +181,16 @@ class RejectUpdate(Action, frozen=True):
 
 
 class CompareUpdate(Action, frozen=True):
-    """This update was only computed to be compared with another one: it can go."""
+    """This update was only computed to be compared with another one: it can go; or it waits for the other of its pair,
+    if that has not come yet.
+    """
 
     node: int
     lease: int
     block: Block
     granted_at: float
+    pair: int = 0
+    is_kept: bool = False
 
 
 class Confirm(Action, frozen=True):

@@ -8,15 +8,20 @@ ahead of time: it fetches its data, and begins when that version is made. Only t
 from __future__ import annotations
 
 import functools
+import math
 from collections import deque
+from collections.abc import Callable
 
 from wide.coordinator.audits import Audits
+from wide.coordinator.canaries import Canaries
 from wide.coordinator.events import Action, GrantLease
 from wide.coordinator.leases import Lease, Leases
 from wide.coordinator.machines import Machines
 from wide.coordinator.roster import Member, Roster
+from wide.strategy.catalogue import EXACT
 from wide.strategy.description import Strategy
 from wide.strategy.policy import Cut, Policy, Share
+from wide.strategy.tree import Block
 
 
 class Granting:
@@ -24,8 +29,17 @@ class Granting:
     batch each.
     """
 
-    def __init__(self, leases: Leases, roster: Roster, machines: Machines, audits: Audits | None = None) -> None:
+    def __init__(
+        self,
+        leases: Leases,
+        roster: Roster,
+        machines: Machines,
+        audits: Audits | None = None,
+        canaries: Canaries | None = None,
+        canary_block: Callable[[], Block] = lambda: Block(0, 1),
+    ) -> None:
         self._leases, self._roster, self._machines, self._audits = leases, roster, machines, audits
+        self._canaries, self._canary_block = canaries, canary_block
         self.started_at: float | None = None
         self.is_paused = self.is_careful = False
         self._granted = 0
@@ -110,6 +124,8 @@ class Granting:
             return actions  # it is still at something from before
         if check := self._give_check(member, version, now):
             return check
+        if (paired := self._pair_up(member, version, now)) is not None:
+            return paired
         while len(held) < policy.depth and policy.may_lease(member.node):
             if policy.free:
                 block, group = policy.cut(self._share(member, takers, now), lambda: self._roster.at_work(now), now)
@@ -136,6 +152,38 @@ class Granting:
         self._leases.grant_check(lease)
         self._audits.granted(lease)
         return [self._action(lease, version, now)]
+
+    def _pair_up(self, member: Member, version: int, now: float) -> list[Action] | None:
+        """Where a node has to pass a comparison before it works: its part of one, or nothing yet. None: it may work."""
+        canaries, node = self._canaries, member.node
+        if canaries is None or not canaries.is_active:
+            return None
+        present = self._roster.present
+        if canaries.pair is not None and any(self._roster.may_be_lost(lease, now) for lease in canaries.pair.out):
+            canaries.cancel()
+        has_to_pass = canaries.has_to_pass(node, present, 1 / (member.batches_per_s or math.inf), now)
+        if not has_to_pass and not canaries.is_wanted(node, present):
+            return [] if any(lease.is_check for lease in member.leases.values()) else None
+        if member.leases:
+            if not has_to_pass:
+                canaries.hold(node)
+            return []
+        if has_to_pass:
+            canaries.wait(node)
+        idle = {m.node for m in self._roster.idle(1)}
+        partner = canaries.partner_for(node, idle, present) if canaries.pair is None else 0
+        if not partner:
+            return [] if has_to_pass else None
+        pair, block = canaries.begin(node, partner), self._canary_block()
+        actions: list[Action] = []
+        for one in pair.nodes:
+            lease = self._lease(self._roster.members[one], Cut(block), self._policy.age, now)
+            self._leases.grant_check(lease, pair.number)
+            pair.out.append(lease)
+            actions.append(
+                GrantLease(one, lease.number, block, 0, version, EXACT.name, is_check=True, pair=pair.number)
+            )
+        return actions
 
     def _give_ahead(self, member: Member, version: int, now: float) -> list[Action]:
         """Nothing is left to be done for this version, but others are still at it: something for the next one."""

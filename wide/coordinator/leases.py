@@ -25,6 +25,7 @@ class Lease:
     change: int  # how often the strategy had changed by then
     is_expired: bool = False
     is_check: bool = False  # its answer is compared, not merged
+    pair: int = 0  # with that of another node that is at it, too; 0: with what was merged
     is_disturbed: bool = False  # its node was silent meanwhile, so it does not tell how quick that is
 
 
@@ -49,9 +50,9 @@ class Leases:
         self.by_node[lease.node][lease.number] = lease
         self.out.setdefault(lease.block, []).append(lease)
 
-    def grant_check(self, lease: Lease) -> None:
-        """Its block is not out: it is merged."""
-        lease.is_check = True
+    def grant_check(self, lease: Lease, pair: int = 0) -> None:
+        """Its block is not out: it is merged, or will be by somebody else."""
+        lease.is_check, lease.pair = True, pair
         self.by_node[lease.node][lease.number] = lease
 
     def claim(self, lease: Lease) -> bool:

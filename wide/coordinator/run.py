@@ -5,7 +5,7 @@ network, and nodes only by their numbers.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from wide.codec.layout import Flat
 from wide.coordinator import events
@@ -14,12 +14,12 @@ from wide.coordinator.events import Action, ChangeStrategy, CloseStep, EndRun, M
 from wide.coordinator.judging import Judge
 from wide.coordinator.master import Master
 from wide.coordinator.record import Record
+from wide.coordinator.taken import Comparison, Taken
 from wide.failpoint import reach
 from wide.job.schedule import Schedule, Step
 from wide.strategy.catalogue import STRATEGIES
 from wide.strategy.description import Strategy
 from wide.strategy.fold import Fold
-from wide.telemetry.journey import Journey
 
 
 class Evaluation(Protocol):
@@ -43,16 +43,6 @@ class Saving(Protocol):
     def took_s(self) -> float: ...  # the last one
     def prepare(self, position: events.Position, fold_state: Any) -> Callable[[], None] | None: ...  # what saves it
     def name_best(self, steps: int) -> None: ...  # the one after so many steps
-
-
-class Taken(NamedTuple):
-    """An update at hand: its numbers, the samples in each of its batches, their losses, and how it came about."""
-
-    flat: Flat
-    sizes: Sequence[int]
-    losses: Sequence[float]
-    journey: Journey
-    digest: int = 0
 
 
 class Run:
@@ -81,6 +71,7 @@ class Run:
         self.is_between_versions = True
         self.stop_reason = ""  # set from outside (a signal) to end the run
         self._at_hand: dict[int, Taken] = {}  # by lease
+        self._compare = Comparison(master.release)
         self.strategy: Strategy = STRATEGIES[strategy]
         self._fold: Fold[Flat] = self.strategy.fold(master, self.schedule, fold_state)
         self.performers: Mapping[type[Action], Callable[[Any], Pending | None]] = {
@@ -107,6 +98,10 @@ class Run:
             return False
         self._at_hand[lease] = taken
         return True
+
+    def distance(self, pair: int, flat: Flat, losses: Sequence[float], allowed: float) -> float | None:
+        """From the other answer of this pair, in units of what is allowed; None: that has not come."""
+        return self._compare.distance(pair, flat, losses, allowed)
 
     def finish_evaluation(self, steps: int, last_step: int | None) -> None:
         """If the last evaluation before this process was not finished."""
@@ -175,7 +170,7 @@ class Run:
 
     def _compared(self, compare: events.CompareUpdate) -> None:
         taken = self._at_hand.pop(compare.lease)
-        self.master.release(taken.flat)
+        self._compare.done(compare.pair, compare.is_kept, taken)
         self.record.compared(compare, taken.journey)
 
     def _confirm(self, confirm: events.Confirm) -> None:

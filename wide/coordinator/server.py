@@ -16,9 +16,10 @@ from wide.coordinator.evaluation import Evaluation
 from wide.coordinator.picture import Home, Painter, Shell
 from wide.coordinator.planning import Planner
 from wide.coordinator.queue import EventQueue
-from wide.coordinator.run import Run, Taken
+from wide.coordinator.run import Run
 from wide.coordinator.state import Pool
 from wide.coordinator.steering import Asked, Steering
+from wide.coordinator.taken import Taken
 from wide.errors import NotYet, ParametersMoved, TrainingFailed
 from wide.exchange import happenings as happened
 from wide.exchange.delivery import Assignment
@@ -33,6 +34,7 @@ from wide.telemetry.totals import NodeTotals, totals_of
 from wide.wire import messages as say
 
 TICK_S = 0.05
+CPUS_APART, DEVICES_APART = 1e-3, 2e-2  # how far the gradients of one batch may be, relative to their length
 AWAY_S = 1.0  # a loop that was away for so long was busy itself: nobody else was silent
 LINKS_S = 1.0
 SNAPSHOT_S, LARGE = 0.25, 64  # of a larger pool a picture is made four times less often
@@ -78,6 +80,7 @@ class Server:
         self._name, self._contributions, self._shares = name, Contributions(), Contributions(TELL_S)
         self._painter = Painter(pool, run.record, exchange)
         self._suspicion = ""  # that was told
+        self._pairs: dict[int, int] = {}  # leases whose answers are compared with each other's
         self._full_since: float | None = None  # of snapshots to be evaluated, so that everybody waits
         self._evaluating_s = 0.0  # that they have waited before
         self._dropped: set[int] = set()  # nodes whose work failed
@@ -240,8 +243,15 @@ class Server:
             self.run.master.release(it.flat)
         else:
             compute_s = it.journey.compute_s
-            batches = len(it.losses)
-            self._queue.post(events.UpdateArrived(it.node, it.lease, it.problem, compute_s, batches, it.digest))
+            what = (it.node, it.lease, it.problem, compute_s, len(it.losses), it.digest)
+            distance = self._distance(it) if it.lease in self._pairs else None
+            self._queue.post(events.UpdateArrived(*what, distance))
+
+    def _distance(self, it: happened.Updated) -> float | None:
+        """How far two nodes are apart that were given the same batch; what is allowed follows from their devices."""
+        builds = [home.build for home in self._painter.homes.values()]
+        allowed = CPUS_APART if all(" cpu," in build for build in builds) else DEVICES_APART
+        return self.run.distance(self._pairs.pop(it.lease), it.flat, it.losses, allowed)
 
     def _enrolled(self, it: happened.Enrolled) -> None:
         self.run.record.journal.enrolled(it.machine, it.name, it.address, it.invite)
@@ -365,7 +375,11 @@ class Server:
     def _grant(self, grant: events.GrantLease) -> None:
         if self.run.record.started_at is None:
             self.run.record.started(self._now())
+        if grant.pair:
+            self._pairs = {lease: pair for lease, pair in self._pairs.items() if pair == grant.pair}
+            self._pairs[grant.lease] = grant.pair
         assignment = Assignment(grant.lease, *grant.block, grant.group, grant.version, grant.strategy, grant.core)
+        assignment = assignment._replace(is_check=True) if grant.is_check else assignment
         assignment = assignment._replace(rates=rates) if (rates := self.run.rates) else assignment
         self.exchange.send_work(grant.node, assignment)
 

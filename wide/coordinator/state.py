@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from wide.coordinator import events
 from wide.coordinator.audits import Audits
+from wide.coordinator.canaries import Canaries
 from wide.coordinator.deadly import Deadly
 from wide.coordinator.events import (
     Action,
@@ -33,6 +34,7 @@ from wide.coordinator.events import (
     Position,
     RejectUpdate,
     SaveCheckpoint,
+    TellOf,
     UpdateArrived,
     VoidVersion,
     WorkFailed,
@@ -72,6 +74,7 @@ class Pool:
         save_every_s: float = math.inf,
         verdicts: Verdicts | None = None,
         audits: Audits | None = None,
+        canaries: Canaries | None = None,
     ) -> None:
         self.schedule = schedule
         self.is_open = is_open  # others may still join, so a lone node that fails does not speak for all
@@ -90,8 +93,7 @@ class Pool:
         self._verdicts, self._awaited = verdicts, verdicts.awaited if verdicts is not None else 0
         self._held_back: list[int] = []  # steps that are whole, but for a verdict
         self.deadly = Deadly(is_open)
-        self.audits = audits  # None: nothing is computed twice
-        self._is_alone_told = False
+        self.audits, self.canaries = audits, canaries  # None: nothing is computed twice
         self.strategy: Strategy
         self.policy: Policy
         reached = self._reached(start)
@@ -104,7 +106,9 @@ class Pool:
         self.roster = Roster(self.leases)
         self.members = self.roster.members
         self._machines = Machines()
-        self._granting = Granting(self.leases, self.roster, self._machines, audits)
+        self._granting = Granting(
+            self.leases, self.roster, self._machines, audits, canaries, lambda: self._first_batch(self.steps)
+        )
         self._granting.is_paused = self._awaited > 0
         self._follow()
         if first != strategy:
@@ -139,6 +143,8 @@ class Pool:
         self._granting.follow(self.strategy, self.policy)
         if self.audits is not None:
             self.audits.forget_all()
+        if self.canaries is not None:
+            self.canaries.follow(self.strategy)
 
     def _strategy_chosen(self, event: events.StrategyChosen, now: float) -> list[Action]:
         if event.strategy != self._next_strategy:
@@ -198,6 +204,8 @@ class Pool:
         self._granting.forget(node)
         if self.audits is not None:
             self.audits.left(node)
+        if self.canaries is not None:
+            self.canaries.left(node)
         self.leases.farewell(node)
         self._machines.left(node)
 
@@ -228,10 +236,14 @@ class Pool:
         if staleness > self.strategy.most_stale:
             self.leases.give_back(block)
             return self._refuse(member, lease, "stale", f"{staleness} steps old", now)
+        if event.doubt and (refused := self._doubted(member, lease, block, event.doubt, now)):
+            return refused
         self.leases.merge(block)
         closed = self.policy.accept(event.node, block, now)
         member.staleness, discount = staleness, self.policy.discount(staleness)
         self.deadly.survived(block)
+        if self.canaries is not None:
+            self.canaries.merged(block)
         self._granting.is_careful = self.deadly.is_suspicious
         merge = MergeUpdate(event.node, lease.number, block, self.version + 1, discount, staleness, lease.granted_at)
         if self._is_audited(lease, block, event, now):
@@ -282,8 +294,61 @@ class Pool:
         others = self.roster.present - {lease.node}
         return self.audits.take(lease, block, event.digest, event.doubt, others, now)
 
+    def _doubted(self, member: Member, lease: Lease, block: Block, doubt: str, now: float) -> list[Action]:
+        """An update that is unlike others'. Where bits can tell, somebody else computes it, too, before it counts;
+        elsewhere somebody else computes it instead. Nothing, if it is believed.
+        """
+        canaries = self.canaries
+        is_exact = self.audits is not None and self.strategy.needs_whole_steps
+        if canaries is None or is_exact or not canaries.refuses(member.node, block, len(self.roster.present) == 1):
+            return []
+        self.leases.give_back(block)
+        where = f"{self._where(block)}: {doubt}"
+        reject = RejectUpdate(member.node, lease.number, "doubtful", where, lease.block, lease.granted_at)
+        told: list[Action] = [TellOf(member.node, "doubted", where)]
+        if member.node not in canaries.quarantined:
+            return [reject, *told, *self._grant_all(now)]
+        if not canaries.is_active:
+            return [
+                reject,
+                *told,
+                *self._send_away([member.node], "its updates are unlike others', again and again"),
+                *self._grant_all(now),
+            ]
+        told.append(
+            TellOf(member.node, "quarantined", "it is given no work until its numbers are those of another node")
+        )
+        return [reject, *told, *self._grant_all(now)]
+
+    def _paired(self, member: Member, lease: Lease, event: UpdateArrived, now: float) -> list[Action]:
+        """The answer of one of two nodes that were given the same batch."""
+        assert self.canaries is not None
+        distance = math.inf if event.problem else event.distance
+        outcome = self.canaries.answered(lease.pair, member.node, distance, self.roster.present, now)
+        is_kept = self.canaries.pair is not None and self.canaries.pair.number == lease.pair
+        what = (member.node, lease.number, lease.block, lease.granted_at, lease.pair)
+        actions: list[Action] = [CompareUpdate(*what, is_kept)]
+        if outcome is not None:
+            actions += [TellOf(node, "cleared", "its numbers are those of another node") for node in outcome.cleared]
+            why = f"{self._where(lease.block)}: its gradient is not what other nodes compute"
+            actions += self._send_away(sorted(outcome.wrong), why)
+        return [*actions, *(self._settle(now) or self._grant_all(now))]
+
+    def _send_away(self, nodes: Iterable[int], why: str) -> list[Action]:
+        actions: list[Action] = []
+        for node in nodes:
+            if node in self.members:
+                del self.members[node]
+                self._forget(node)
+            actions.append(NameNode(node, why))
+        return actions
+
     def _compared(self, member: Member, lease: Lease, event: UpdateArrived, now: float) -> list[Action]:
         """The answer to a check."""
+        if lease.pair:
+            self.leases.answered(lease)
+            member.is_leaving |= event.batches == 0
+            return self._paired(member, lease, event, now)
         assert self.audits is not None
         member.measure(lease, now, self.strategy.memory, math.inf)
         self.leases.answered(lease)
@@ -305,13 +370,7 @@ class Pool:
     def _found_wrong(self, nodes: Iterable[int], block: Block, now: float) -> list[Action]:
         """None of their work becomes part of a version any more."""
         assert self.audits is not None
-        actions: list[Action] = []
-        where = self._where(block)
-        for node in sorted(nodes):
-            if node in self.members:
-                del self.members[node]
-                self._forget(node)
-            actions.append(NameNode(node, f"{where}: it computes other bits than two others do"))
+        actions = self._send_away(sorted(nodes), f"{self._where(block)}: it computes other bits than other nodes do")
         if any(node in nodes for node, _ in self.audits.merged):
             actions += self._void()
         return [*actions, *(self._settle(now) or self._grant_all(now))]
@@ -507,6 +566,10 @@ class Pool:
 
     def _grant_all(self, now: float) -> list[Action]:
         return self._granting.to_all(self.version, now)
+
+    def _first_batch(self, step: int) -> Block:
+        position = self.schedule.position(step)
+        return Block(position, position + 1)
 
     def _where(self, block: Block) -> str:
         step, first, end = self.schedule.stretches(*block)[0]

@@ -14,7 +14,7 @@ import torch
 from wide.codec.layout import Flat
 from wide.coordinator import events
 from wide.coordinator.assembly import Course
-from wide.coordinator.run import Taken
+from wide.coordinator.taken import Taken
 from wide.errors import ParametersMoved, TrainingFailed
 from wide.exchange.inspection import NOT_FINITE
 from wide.job.definition import Job

@@ -1,0 +1,179 @@
+"""Which nodes may work where bits cannot tell who is right. Pure: knows nodes, and how far two answers are apart.
+
+In `async` and `local` every update is made with other weights, so none can be compared with another. Now and then two
+nodes are given the same batch with the same weights in the same moment, and only their gradients' distance counts. A
+node that is new has to pass that before it is given work, if there is another one; so has a node that others' updates
+have made suspicious (quarantine). Who differs from two others is wrong; where there are only two, who was right before,
+or was there first.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from wide.coordinator.leases import Lease
+from wide.strategy.description import Strategy
+from wide.strategy.tree import Block
+
+MOST_STRIKES = 3  # updates that were doubted, and not by what another node found
+AGAIN_S = 60.0  # after so long who has passed is looked at again, if
+AGAIN_COST = 200.0  # that is so many batches
+
+
+@dataclass(slots=True)
+class Pair:
+    """Two nodes at the same batch. `number` tells their answers from those of pairs before."""
+
+    number: int
+    nodes: tuple[int, int]
+    out: list[Lease] = field(default_factory=list)  # that were not answered
+
+
+class Outcome(NamedTuple):
+    """Of a comparison: who is out of quarantine, and who is wrong."""
+
+    cleared: frozenset[int] = frozenset()
+    wrong: frozenset[int] = frozenset()
+
+
+class Canaries:
+    """`is_active`: this strategy's updates cannot be compared, but gradients can."""
+
+    def __init__(self, is_lossless: bool) -> None:
+        self._is_lossless, self.is_active = is_lossless, False
+        self.verified: dict[int, float] = {}  # and when that was
+        self.quarantined: set[int] = set()
+        self.pair: Pair | None = None
+        self._pairs = 0
+        self._waiting: dict[int, None] = {}  # for a partner, in their order
+        self._helper = 0  # who is given nothing more, so that it can be a partner
+        self._strikes: Counter[int] = Counter()
+        self._differed: dict[int, set[int]] = {}  # from whom
+        self._doubted: dict[int, int] = {}  # by position: whose update was refused
+
+    def follow(self, strategy: Strategy) -> None:
+        """It begins, and everybody has to pass its checks. Gradients that were rounded on their way, and carry what was
+        left out before, cannot be compared; deltas can be, since the gradients asked for are no deltas.
+        """
+        self.is_active = not strategy.needs_whole_steps and (self._is_lossless or strategy.update_role == "delta")
+        self.verified.clear()
+        self.quarantined.clear()
+        self._waiting.clear()
+        self._doubted.clear()
+        self._differed.clear()
+        self.cancel()
+
+    # ── doubts ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def refuses(self, node: int, block: Block, is_alone: bool) -> bool:
+        """Its update for this block was doubted. Where another one's was, too, it is the job: both are believed."""
+        others = {self._doubted[at] for at in range(*block) if at in self._doubted} - {node}
+        if is_alone or others:
+            self._strikes.subtract(others)
+            return False
+        self._doubted |= dict.fromkeys(range(*block), node)
+        self._strikes[node] += 1
+        if self._strikes[node] >= MOST_STRIKES:
+            self.quarantined.add(node)
+        return True
+
+    def merged(self, block: Block) -> None:
+        if self._doubted:
+            for at in range(*block):
+                self._doubted.pop(at, None)
+
+    # ── pairs ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def has_to_pass(self, node: int, members: AbstractSet[int], batch_s: float, now: float) -> bool:
+        """Before it is given work. `batch_s`: what a batch takes it."""
+        if not self.is_active or node in self.quarantined:
+            return self.is_active
+        if node in self.verified:
+            again_s = max(AGAIN_S, AGAIN_COST * batch_s)
+            return self._is_lossless and len(members) > 1 and now - self.verified[node] > again_s
+        return len(members) > 1
+
+    def wait(self, node: int) -> None:
+        self._waiting[node] = None
+
+    def partner_for(self, node: int, idle: AbstractSet[int], members: AbstractSet[int]) -> int:
+        """Another one that waits, and is idle; 0: none."""
+        return next((other for other in self._waiting if other in idle and self._may_meet(node, other, members)), 0)
+
+    def is_wanted(self, node: int, members: AbstractSet[int]) -> bool:
+        """Does somebody wait for whom this one, which may work, would be a partner?"""
+        if self.pair is not None or self._helper not in (0, node):
+            return False
+        return any(other in members and self._may_meet(node, other, members) for other in self._waiting)
+
+    def hold(self, node: int) -> None:
+        """It is given nothing more, until it is idle."""
+        self._helper = node
+
+    def _may_meet(self, node: int, other: int, members: AbstractSet[int]) -> bool:
+        """Nobody is compared twice with the same one, if there is somebody else."""
+        have_met = other in self._differed.get(node, ()) or node in self._differed.get(other, ())
+        return node != other and not (have_met and members - {node, other})
+
+    def begin(self, node: int, other: int) -> Pair:
+        self._pairs += 1
+        self.pair, self._helper = Pair(self._pairs, (node, other)), 0
+        for one in (node, other):
+            self._waiting.pop(one, None)
+        return self.pair
+
+    def answered(
+        self, number: int, node: int, distance: float | None, members: AbstractSet[int], now: float
+    ) -> Outcome | None:
+        """The answer of one of a pair: how far it is from the other's, in units of what is allowed (None: it is the
+        first). None, if nothing follows from it yet.
+        """
+        pair = self.pair
+        if pair is None or pair.number != number or node not in pair.nodes:
+            return None
+        pair.out = [lease for lease in pair.out if lease.node != node]
+        if distance is None:
+            self.pair = pair if pair.out else None
+            return None
+        self.pair = None
+        if distance <= 1.0:
+            return self._passed(pair, now)
+        return self._failed(pair, members)
+
+    def _passed(self, pair: Pair, now: float) -> Outcome:
+        cleared = self.quarantined & set(pair.nodes)
+        for node in pair.nodes:
+            self.verified[node] = now
+            self.quarantined.discard(node)
+            self._strikes.pop(node, None)
+            self._differed.pop(node, None)
+        return Outcome(cleared=frozenset(cleared))
+
+    def _failed(self, pair: Pair, members: AbstractSet[int]) -> Outcome:
+        """Who was right before is not doubted because of somebody who was not."""
+        suspects = [node for node in pair.nodes if node not in self.verified] or list(pair.nodes)
+        for node in suspects:
+            self.verified.pop(node, None)
+            self._differed.setdefault(node, set()).update(other for other in pair.nodes if other != node)
+        wrong = {node for node in suspects if len(self._differed[node]) > 1}
+        if not wrong and not members - set(pair.nodes):
+            wrong = {max(suspects)}
+            self.verified |= {node: 0.0 for node in pair.nodes if node not in wrong}
+        return Outcome(wrong=frozenset(wrong))
+
+    def left(self, node: int) -> None:
+        self.verified.pop(node, None)
+        self._waiting.pop(node, None)
+        self._strikes.pop(node, None)
+        self._differed.pop(node, None)
+        self.quarantined.discard(node)
+        self._helper = 0 if self._helper == node else self._helper
+        if self.pair is not None and node in self.pair.nodes:
+            self.cancel()
+
+    def cancel(self) -> None:
+        """Its answers will say nothing."""
+        self.pair = None
