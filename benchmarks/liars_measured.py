@@ -21,7 +21,6 @@ from benchmarks.liars_pool import JOBS, ROOT, Pool
 SHARE = 0.01  # of a liar's leases in which a bit is flipped
 AUDITS = (0.1, 0.02, 0.01)
 MOST_TIMES = 6.0  # as many leases as are to be expected: only one liar in four hundred gets so far
-LEASES_PER_S = 150.0  # of the liar's, at least
 CASES = (("seed_job.py:ten", 4, 10), ("host_job.py:small_2", 2, 2))  # job, nodes, batches for an update
 SECONDS = 5.0
 CHECKED, UNCHECKED = ["--audit", "0.02"], ["--audit", "0"]
@@ -38,7 +37,7 @@ def detection(repeats: int, say: Say) -> dict[str, Any]:
     for audit in AUDITS:
         expected, leases, lies, missed = 1 / (SHARE * audit), [], [], 0
         for seed in range(repeats):
-            is_named, handed_in, lied = _until_named(audit, seed, MOST_TIMES * expected / LEASES_PER_S)
+            is_named, handed_in, lied = _until_named(audit, seed, MOST_TIMES * expected)
             missed += not is_named
             leases.append(handed_in)
             lies.append(lied)
@@ -49,13 +48,13 @@ def detection(repeats: int, say: Say) -> dict[str, Any]:
     return found
 
 
-def _until_named(audit: float, seed: int, most_s: float) -> tuple[bool, int, int]:
+def _until_named(audit: float, seed: int, most_leases: float) -> tuple[bool, int, int]:
     options = ["--strategy", "sync", "--audit", str(audit)]
     with tempfile.TemporaryDirectory() as folder, Pool(folder, f"{JOBS}:small", *options) as pool:
         pool.lie("bitflip", seed, SHARE)
         for number in range(3):
             pool.join(f"honest-{number + 1}")
-        outcome = pool.outcome(most_s)
+        outcome = pool.outcome(most_leases)
         if outcome.code == 2:
             raise SystemExit(pool.said())
         return outcome.is_found, outcome.leases, outcome.lies

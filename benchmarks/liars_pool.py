@@ -5,8 +5,10 @@ run.db, and the liar's own tally. Knows processes and files; knows nothing of ho
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
+import signal
 import socket
 import sqlite3
 import subprocess
@@ -22,11 +24,14 @@ from typing import Any
 
 from wide.launch.child import end_with_parent
 from wide.launch.processes import Children, warm_up
+from wide.node.worker import PR_SET_PDEATHSIG
 
 ROOT = Path(__file__).parents[1]
 JOBS = Path(__file__).with_name("liars_job.py")
 TOKEN = "liars-and-others"  # of pools that only this machine can reach
 MOST_S = 120.0  # a run; who needs longer hangs
+MOST_WATCHED_S = 600.0
+LOOK_S = 0.1
 GRACE_S = 5.0
 LIAR = "liar"
 SERIOUS = ("named", "quarantined")  # events that are about somebody
@@ -80,7 +85,9 @@ class Pool:
         warm_up(f"{JOBS}:digits")
         self._began = time.monotonic()
         with open(self._folder / "said", "wb") as said:
-            self._process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=said)
+            self._process = subprocess.Popen(
+                command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=said, preexec_fn=_end_with_parent
+            )
 
     def __enter__(self) -> Pool:
         return self
@@ -110,49 +117,49 @@ class Pool:
         lines = (self._folder / "said").read_text(encoding="utf-8", errors="replace").splitlines()
         return lines[-1] if lines else ""
 
-    def outcome(self, is_enough: float | None = None) -> Outcome:
-        """When the run is over; or, with `is_enough`, when the liar is found out or so many seconds have passed."""
+    def outcome(self, most_leases: float | None = None) -> Outcome:
+        """When the run is over; or, with `most_leases`, when the liar is found out or has handed in so many."""
+        if most_leases is not None:
+            self._watch(most_leases)
         code: int | None = None
         with contextlib.suppress(subprocess.TimeoutExpired):
-            if is_enough is not None:
-                self._watch(is_enough)
-            self._process.wait(MOST_S)
-            code = self._process.returncode
+            code = self._process.wait(MOST_S)
         if code is None:
             self._process.kill()
         output, _ = self._process.communicate()
         self._children.stop(GRACE_S)
         result = json.loads(output) if code == 0 and output.strip() else {}
         outcome = Outcome(code, result, time.monotonic() - self._began)
-        self._read(outcome)
+        if self._tally.exists():
+            tally = self._tally.read_bytes()
+            outcome.leases, outcome.lies = len(tally), tally.count(b"x")
+        with contextlib.suppress(sqlite3.Error), self._database() as db:
+            _read(db, outcome)
         return outcome
 
-    def _watch(self, most_s: float) -> None:
-        """Until the liar is named; then the run is asked to end."""
-        deadline = time.monotonic() + most_s
-        while time.monotonic() < deadline and self._process.poll() is None and not self._is_named():
-            time.sleep(0.1)
+    def _watch(self, most_leases: float) -> None:
+        """Then the run is asked to end."""
+        deadline = time.monotonic() + MOST_WATCHED_S
+        while time.monotonic() < deadline and self._process.poll() is None and not self._is_found():
+            if self._tally.exists() and self._tally.stat().st_size > most_leases:
+                break
+            time.sleep(LOOK_S)
         self._process.terminate()
 
-    def _is_named(self) -> bool:
-        outcome = Outcome(None, {}, 0.0)
-        self._read(outcome)
-        return outcome.is_found
+    def _is_found(self) -> bool:
+        query = "SELECT 1 FROM events JOIN nodes USING (node) WHERE name = ? AND kind IN (?, ?)"
+        with contextlib.suppress(sqlite3.Error), self._database() as db:
+            return db.execute(query, (LIAR, *SERIOUS)).fetchone() is not None
+        return False
+
+    def _database(self) -> closing[sqlite3.Connection]:
+        return closing(sqlite3.connect(f"file:{self._folder}/run/run.db?mode=ro", uri=True))
 
     def leap(self) -> float:
         """How many times larger the largest of the steps' losses is than their median."""
-        with closing(sqlite3.connect(self._folder / "run" / "run.db")) as db:
+        with self._database() as db:
             losses = [loss for (loss,) in db.execute("SELECT loss FROM steps") if loss is not None]
         return float(max(losses) / median(losses)) if losses else 0.0
-
-    def _read(self, outcome: Outcome) -> None:
-        """What run.db and the tally have, as far as there is any."""
-        with contextlib.suppress(OSError):
-            tally = self._tally.read_bytes()
-            outcome.leases, outcome.lies = len(tally), tally.count(b"x")
-        database = self._folder / "run" / "run.db"
-        with contextlib.suppress(sqlite3.Error), closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as db:
-            _read(db, outcome)
 
 
 def _read(db: sqlite3.Connection, outcome: Outcome) -> None:
@@ -173,6 +180,12 @@ def _read(db: sqlite3.Connection, outcome: Outcome) -> None:
         outcome.accuracy = value
     for node in liars:
         outcome.merged += db.execute("SELECT count(*) FROM ledger WHERE node = ?", (node,)).fetchone()[0]
+
+
+def _end_with_parent() -> None:
+    """Should this benchmark be killed, its pool does not stay behind; where the system can do that."""
+    with contextlib.suppress(AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def be_node(words: list[str], said: str, slower: float) -> None:
