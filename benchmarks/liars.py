@@ -24,7 +24,11 @@ STRATEGIES = ("sync", "async", "local")
 NOBODY = "none"  # four honest nodes: what the others are compared with
 ENOUGH = 0.95
 HONEST = 3
-HEAD = f"{'':6s}{'lie':13s}{'accuracy':>9s}  {'exact':6s}{'known as':12s}{'leases':>7s}{'merged':>7s}  {'exit':5s}words"
+SHARES = {"bitflip": 0.1}  # one in a hundred would often be none, in so short a run
+HEAD = (
+    f"{'':6s}{'lie':13s}{'accuracy':>9s}  {'exact':6s}{'known as':12s}{'leases':>7s}{'lies':>5s}{'merged':>7s}  "
+    f"{'exit':5s}words"
+)
 
 Say = Callable[[str], None]
 
@@ -94,7 +98,7 @@ def _one(strategy: str, kind: str, seed: int, audit: float | None) -> Outcome:
     options += ["--audit", str(audit)] if audit is not None else []
     with tempfile.TemporaryDirectory() as folder, Pool(folder, f"{JOBS}:{_job(kind)}", *options) as pool:
         if kind != NOBODY:
-            pool.lie(kind, seed)
+            pool.lie(kind, seed, SHARES.get(kind))
         for number in range(HONEST + (kind == NOBODY)):
             pool.join(f"honest-{number + 1}")
         outcome = pool.outcome()
@@ -138,5 +142,5 @@ def _line(row: dict[str, Any]) -> str:
     words = " ".join(row["words"].split())[:90]
     return (
         f"{row['strategy']:6s}{row['kind']:13s}{accuracy:>9s}  {exact:6s}{row['known_as'] or '–':12s}"
-        f"{row['leases']:>7d}{row['merged']:>7d}  {code:5s}{wronged}{words}"
+        f"{row['leases']:>7d}{row['lies']:>5d}{row['merged']:>7d}  {code:5s}{wronged}{words}"
     )
