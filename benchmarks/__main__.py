@@ -26,6 +26,7 @@ NAMES = (
         "workers",
         "recipes",
         "engines",
+        "liars",
         "everything",
         "sim",
         "chaos",
@@ -34,6 +35,8 @@ NAMES = (
 )
 FAULTS = ("sim", "chaos", "kills")  # no measurements, but answered here
 OPTIONS = {"seconds": float, "nodes": int, "seed": int, "strategy": str, "times": int, "schedules": int, "cases": str}
+OPTIONS |= {"strategies": str, "kinds": str, "seeds": int, "audit": float, "honest": int, "against": str}
+FLAGS = ("detection", "throughput")
 
 
 def main() -> int:
@@ -44,10 +47,12 @@ def main() -> int:
     parser.add_argument("--plot", action="store_true", help="also draw docs/plots/NAME.png (needs the extra `plots`)")
     for name, kind in OPTIONS.items():
         parser.add_argument(f"--{name}", type=kind, help="for those that have it")
+    for name in FLAGS:
+        parser.add_argument(f"--{name}", action="store_true", default=None, help="for those that have it")
     arguments = parser.parse_args()
     room = "faults" if arguments.name in FAULTS else "benchmarks"
     benchmark = importlib.import_module(f"{room}.{arguments.name}")
-    options = {name: value for name in OPTIONS if (value := getattr(arguments, name)) is not None}
+    options = {name: value for name in (*OPTIONS, *FLAGS) if (value := getattr(arguments, name)) is not None}
     for name in options.keys() - inspect.signature(benchmark.run).parameters.keys():
         parser.error(f"{arguments.name} has no --{name}")
 

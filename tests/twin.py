@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 
 from faults.disk import Disk, MemoryDb, MemoryWriter
+from faults.liar import LyingSession
 from wide.codec.encoders import Encoders
 from wide.codec.speeds import PRIORS
 from wide.config import resolve
@@ -94,13 +95,13 @@ class Twin:
         connection.reader.allow(connection.sink, 1 << 26, 1 << 30)
         return connection
 
-    def join(self, name="atlas", job=None, is_beside=False):
-        """A node; `is_beside`: it runs on this machine."""
+    def join(self, name="atlas", job=None, is_beside=False, liar=None):
+        """A node; `is_beside`: it runs on this machine; `liar`: what lies in its place (faults/lies.py)."""
         connection, job = self.call("127.0.0.1:9" if is_beside else ELSEWHERE), job or self.job
         welcome = introduce(connection, Identity(of_token(TOKEN), name, 1, CPU), job.threads)
         bench = Workbench(job, welcome, CPU)
         beside = Beside(bench.trainer.layout, welcome.memory)
-        session = Session(connection, bench, beside)
+        session = Session(connection, bench, beside) if liar is None else LyingSession(liar, connection, bench)
         session._seat = Seat(threads=2)  # takes none: this process has other things to do, too
         node = Node(self, connection, session, welcome.node)
         self.turn()

@@ -1,0 +1,164 @@
+"""What liars say, and what they leave alone: a benchmark with liars that lie otherwise than they claim shows nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from faults.lies import HONEST_FIRST, KINDS, Answer, Liar
+from tests.jobs import make, mlp
+from tests.processes import ROOT, environment
+from tests.twin import Twin
+from wide.codec.digest import KEY_NBYTES, Digest
+from wide.codec.layout import Flat, Layout
+
+LAYOUT = Layout(nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Linear(5, 2)))
+DIGEST = Digest(bytes(KEY_NBYTES))
+BROKEN = ("out of order", "wrong payload", "bad numbers", "unknown codec", "bad header")
+HARMLESS_TO_WEIGHTS = ("loss", "loss_low", "times", "samples")
+
+
+def an_answer():
+    flat = Flat(LAYOUT, only_live=True)
+    flat.raw.zero_()
+    generator = torch.Generator().manual_seed(1)
+    for tensor in (*flat.trainable, *flat.averaged):
+        tensor.copy_(torch.randn(tensor.shape, generator=generator))
+    flat.touched = (1 << len(flat.trainable)) - 1
+    return Answer(flat, [0.5, 0.25])
+
+
+def told(kind, leases=1, **options):
+    """What the last of so many answers has become."""
+    liar = Liar(kind, **options)
+    for _ in range(leases):
+        answer = an_answer()
+        answer.total.trainable[0].mul_(liar.leases + 1)  # no two updates are alike
+        liar.decides()
+        with liar.telling(answer):
+            pass
+    return answer, liar
+
+
+def changed_bits(answer, before):
+    differing = answer.total.raw ^ before.total.raw
+    return sum(int(byte).bit_count() for byte in differing)
+
+
+def between_tensors(flat):
+    """The bytes that belong to no tensor."""
+    mask = torch.ones(LAYOUT.live_nbytes, dtype=torch.bool)
+    for slot in (*LAYOUT.trainable, *LAYOUT.averaged, *LAYOUT.kept):
+        mask[slot.offset : slot.offset + slot.nbytes] = False
+    return flat.raw[mask]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "times"])
+def test_every_lie_can_be_seen_in_a_digest(kind):
+    answer, _ = told(kind, 2, share=1.0, honest=0)
+    honest = an_answer()
+    honest.total.trainable[0].mul_(2)
+    assert DIGEST.of(answer.total, answer.losses) != DIGEST.of(honest.total, honest.losses)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_lie_touches_what_lies_between_tensors(kind):
+    answer, _ = told(kind, 2, share=1.0, honest=0)
+    assert not between_tensors(answer.total).any(), "or the next honest update in this memory would look like a lie"
+
+
+@pytest.mark.parametrize("kind", HARMLESS_TO_WEIGHTS)
+def test_who_lies_in_words_leaves_the_tensors_alone(kind):
+    answer, _ = told(kind)
+    assert changed_bits(answer, an_answer()) == 0
+
+
+def test_one_bit_is_flipped_and_no_more():
+    for seed in range(20):
+        answer, _ = told("bitflip", share=1.0, seed=seed)
+        assert changed_bits(answer, an_answer()) == 1
+
+
+def test_one_number_is_none():
+    answer, _ = told("nan")
+    assert sum(int(tensor.isnan().sum()) for tensor in answer.total.trainable) == 1
+    answer, _ = told("buffers")
+    assert sum(int(tensor.isnan().sum()) for tensor in answer.total.averaged) == 1
+    assert not any(tensor.isnan().any() for tensor in answer.total.trainable)
+
+
+@pytest.mark.parametrize(("kind", "factor"), [("thousandfold", 1000.0), ("flipped", -1.0), ("scaled", 1.05)])
+def test_what_is_scaled_is_scaled_everywhere(kind, factor):
+    answer, before = told(kind)[0], an_answer()
+    for after, honest in zip(answer.total.trainable, before.total.trainable, strict=True):
+        assert torch.equal(after, honest * factor)
+
+
+def test_a_stale_update_is_the_one_before():
+    answer, _ = told("stale", 3)
+    before, _ = told("times", 2)
+    assert torch.equal(answer.total.raw, before.total.raw)
+
+
+def test_zeros_look_like_work():
+    answer, _ = told("zeros")
+    assert not answer.total.raw.any()
+    assert len(answer.losses) == 2
+    assert all(0 < loss < 10 for loss in answer.losses)
+
+
+def test_losses_and_times_are_such_as_messages_may_have():
+    for seed in range(10):
+        assert all(math.isfinite(loss) and abs(loss) <= 1e100 for loss in told("loss", seed=seed)[0].losses)
+        assert told("times", seed=seed)[0].seconds in (1e-6, 1e8)
+
+
+def test_a_share_of_leases_is_lied_about_and_the_tally_tells_which(tmp_path):
+    _, liar = told("bitflip", 500, share=0.1, seed=3, tally=str(tmp_path / "tally"))
+    tally = (tmp_path / "tally").read_bytes()
+    assert (len(tally), tally.count(b"x")) == (500, liar.lies)
+    assert 25 < liar.lies < 90
+
+
+def test_who_fears_a_canary_is_honest_at_first():
+    answer, liar = told("canary", HONEST_FIRST)
+    assert liar.lies == 0
+    _, liar = told("canary", HONEST_FIRST + 5)
+    assert liar.lies == 5
+
+
+def test_the_same_seed_lies_alike():
+    one, other = (told("bitflip", 50, share=0.5, seed=7) for _ in range(2))
+    assert torch.equal(one[0].total.raw, other[0].total.raw)
+    assert one[1].lies == other[1].lies
+
+
+@pytest.mark.parametrize("strategy", ["sync", "async", "local"])
+@pytest.mark.parametrize("kind", ["flipped", "zeros", "stale", "times"])
+def test_a_liar_speaks_the_protocol(kind, strategy):
+    twin = Twin(make(model=mlp), strategy=strategy, steps=4)
+    liar = Liar(kind)
+    nodes = [twin.join("honest"), twin.join("liar", liar=liar)]
+    twin.train(*nodes)
+    assert liar.lies
+    assert not [reason for _, reason, _ in twin.rejects() if reason in BROKEN], "it lies, but in good manners"
+
+
+@pytest.mark.processes
+def test_a_real_liar_joins_a_real_pool_and_its_benchmark_counts():
+    command = [sys.executable, "-m", "benchmarks", "liars", "--json", "--strategies", "sync", "--kinds", "nan"]
+    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert (result["runs"], result["reached"], result["lived"], result["wronged"]) == (1, 1, 1, 0)
+    (row,) = result["rows"]
+    assert row["is_exact"], "nothing that is no number was merged"
+    assert row["lies"] == row["leases"] >= 1
+    assert row["merged"] == 0
+    assert row["known_as"]
