@@ -64,6 +64,10 @@ class MemoryDb:
         self.settle()
         tidy.rewind(self._disk.db, version, steps)
 
+    def void(self, version: int) -> None:
+        self.settle()
+        tidy.void(self._disk.db, version)
+
     def keep_from(self, step: int) -> None:
         tidy.tidy(self._disk.db, step, NARROW)
 
