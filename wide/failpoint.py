@@ -6,7 +6,8 @@ WIDE_FAILPOINTS="checkpoint.write=full:1,run.db.commit=kill"     "no space left 
 WIDE_FAILPOINTS="node.update=flip:3"     one bit of the third update that this node sends
 
 The moments: checkpoint.write, .after_model, .after_optimizer, .before_rename, .after_rename, .after_latest,
-.before_removal; run.db.commit; merge.before_answer; version.made; node.before_send, node.update; memory.share, node.maps_memory.
+.before_removal; run.db.commit; merge.before_answer; version.made; node.before_send, node.update; memory.share,
+node.maps_memory.
 """
 
 from __future__ import annotations

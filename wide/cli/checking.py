@@ -11,7 +11,7 @@ from wide.cli.looking import RUN_HELP
 from wide.errors import UsageError
 
 if TYPE_CHECKING:
-    from wide.launch.replay import Verdict
+    from wide.launch.verdict import Verdict
 
 FORCE_HELP = "even if the job's file, torch or the instruction set are not what they were"
 
@@ -22,7 +22,10 @@ def add_commands(commands: Any) -> None:
     replay.set_defaults(call=_replay)
     blame = commands.add_parser("blame", help="the first step that does not follow, and whose update it was (sync)")
     blame.add_argument(
-        "--from", dest="since", metavar="N", help="begin with the checkpoint before this step (default: at the beginning)"
+        "--from",
+        dest="since",
+        metavar="N",
+        help="begin with the checkpoint before this step (default: at the beginning)",
     )
     blame.set_defaults(call=_blame)
     shares = commands.add_parser("shares", help="who did how much of a run, and how much of that was verified")

@@ -1,4 +1,4 @@
-"""A pool's key, certificate and root secret, and a run's key for digests, in the run's folder, where only their owner can
+"""A pool's key, certificate and root secret, and a run's key for digests, in its folder, where only their owner can
 read them. A run that goes on keeps them: nobody has to join again. Needs `cryptography`.
 """
 
@@ -20,10 +20,7 @@ from wide.wire.invite import PIN_NBYTES
 from wide.wire.proof import ROOT_NBYTES
 
 CERTIFICATE, KEY, ROOT = "certificate.pem", "key.pem", "secret"
-DIGESTS, DIGESTS_NBYTES = (
-    "digests.key",
-    16,
-)  # of updates, in the ledger: who knew it could make a wrong one with a right digest
+DIGESTS, DIGESTS_NBYTES = "digests.key", 16  # whoever knew it could make a wrong update with the right digest
 VALID_DAYS = 3650  # nobody checks it but browsers: nodes know the certificate itself
 
 
@@ -42,8 +39,12 @@ class PoolKeys:
     @property
     def shown(self) -> str:
         """The first bytes of the certificate's hash, to be compared by eye."""
-        text = self.binding.hex()
-        return " ".join(text[i : i + 4] for i in range(0, 16, 4))
+        return shown_of(self.binding)
+
+
+def shown_of(binding: bytes) -> str:
+    text = binding.hex()
+    return " ".join(text[i : i + 4] for i in range(0, 16, 4))
 
 
 def keys_in(folder: Path) -> PoolKeys:

@@ -115,7 +115,7 @@ class Past:
 
     def changed(self) -> str:
         """In which way the job's file is not what it was when the run was last trained; empty, if it is."""
-        job = next((one["job"] for one in reversed(sessions(self.folder)) if one.get("job")), {})
+        job: dict[str, Any] = next((one["job"] for one in reversed(sessions(self.folder)) if one.get("job")), {})
         path = Path(str(job.get("path", job.get("file", ""))))
         try:
             text = path.read_text(encoding="utf-8")
