@@ -128,10 +128,9 @@ class Past:
         return f"{path}, line {at}, is not as it was when this run was trained"
 
     @property
-    def build(self) -> str:
-        """In words, what its bits depend on; empty, if that is not known."""
-        known = (told.get("data", {}).get("build", "") for told in self._told.values())
-        return next(filter(None, known), "")
+    def data(self) -> dict[str, str]:
+        """Fingerprints of some samples, by number; and "build", in words what bits depend on. Empty: not known."""
+        return next(filter(None, (told.get("data") for told in self._told.values())), {})
 
     def sha256(self, path: Path) -> str:
         """Of the weights in that checkpoint; empty, if it does not say."""

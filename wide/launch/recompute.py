@@ -105,7 +105,7 @@ class Kept:
 class Recompute:
     """`step` is the next one; it began from `saved`, or, if that is None, at the beginning."""
 
-    def __init__(self, job: Job, past: Past, saved: Checkpoint | None) -> None:
+    def __init__(self, job: Job, past: Past, saved: Checkpoint | None, checks: bool = True) -> None:
         self._job, self._past, self._options = job, past, past.options(float("inf"))
         self._seed = past.seed if past.seed is not None else job.seed
         self._digest = Digest(past.key)
@@ -117,10 +117,8 @@ class Recompute:
         self.step = saved.step if saved is not None else 0
         self._record = Record(Nowhere(), self._schedule, REAL)
         self._recall()
-        if saved is not None:
-            data = {str(number): digest for number, digest in fingerprints(self._samples.probes(self._seed))}
-            data["build"] = build(torch.device("cpu"), job.threads)
-            resume.check_data(saved, data, str(past.folder))
+        if checks:
+            self._check_data()
         self._begin(saved, ())
         state = unpack(saved.state.get("stream"), saved.others) if saved is not None else None
         self._samples.go_on_from(self._schedule, self.step, state)
@@ -131,6 +129,15 @@ class Recompute:
         samples.measure(counts_epochs, samples.batch_size * (job.batches_per_step or 1))
         kind = (samples.batch_size, job.batches_per_step, self._seed, samples.order, samples.drop_last)
         return Schedule(len(samples), *kind, job.evaluate_every)
+
+    def _check_data(self) -> None:
+        data = {str(number): digest for number, digest in fingerprints(self._samples.probes(self._seed))}
+        data["build"] = build(torch.device("cpu"), self._job.threads)
+        if differs := resume.differing(self._past.data, data):
+            raise UsageError(
+                f"sample {differs} is not what it was when {self._past.folder} was begun: put the data back, or say "
+                "--force to compute with what is there now"
+            )
 
     def _recall(self) -> None:
         """What a scheduler may go by, of the steps before."""

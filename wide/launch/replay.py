@@ -35,7 +35,7 @@ def replay(run: str | Path, step: int, is_forced: bool = False) -> Verdict:
         if not its or any(row.digest is None for row in its):
             raise UsageError(f"--step {step}: the ledger has no digests of it ({past.why_none()})")
         near = [place for place in past.checkpoints if place[0] <= step]
-        fault, compared, first = _follow(past, job, near[-1][1] if near else None, step)
+        fault, compared, first = _follow(past, job, near[-1][1] if near else None, step, not is_forced)
         name = "the beginning" if not near else f"the checkpoint of step {first}"
         steps = f"step {step} follows" if first == step else f"steps {first} to {step} follow"
         good = f"{steps} from {name}: {counted(compared, 'merged update')} computed again, the same to the bit"
@@ -47,7 +47,7 @@ def blame(run: str | Path, since: int | None = None, is_forced: bool = False) ->
     with _opened(run, is_forced) as (past, job):
         path = _begin_at(past, since)
         last = past.steps - 1
-        fault, compared, first = _follow(past, job, path, last)
+        fault, compared, first = _follow(past, job, path, last, not is_forced)
         if compared:
             count = counted(compared, "merged update")
             good = f"steps {first} to {last} follow: {count} computed again, the same to the bit"
@@ -86,7 +86,7 @@ def _opened(run: str | Path, is_forced: bool) -> Iterator[tuple[Past, Job]]:
         if changed and not is_forced:
             raise UsageError(f"{changed}: put it back, or say --force to compute with what is there now")
         job = load(spec)
-        here, before = build(torch.device("cpu"), job.threads), past.build
+        here, before = build(torch.device("cpu"), job.threads), past.data.get("build")
         if before and before != here and not is_forced:
             raise UsageError(
                 f"this run was computed with {before}, and this is {here}: its bits would differ, whoever was right; "
@@ -100,11 +100,11 @@ def _opened(run: str | Path, is_forced: bool) -> Iterator[tuple[Past, Job]]:
             torch.set_num_threads(threads)
 
 
-def _follow(past: Past, job: Job, path: Path | None, last: int) -> tuple[Fault | None, int, int]:
+def _follow(past: Past, job: Job, path: Path | None, last: int, checks: bool) -> tuple[Fault | None, int, int]:
     """Compute from that checkpoint to that step: where it stops to follow, how many rows were compared, and the first
     step.
     """
-    again, compared = Recompute(job, past, _read(path)), 0
+    again, compared = Recompute(job, past, _read(path), checks), 0
     first, tell = again.step, _teller(last)
     saved = {step: place for step, place in past.checkpoints if step > first}
     for rows in past.rows(first, last):
@@ -114,7 +114,7 @@ def _follow(past: Past, job: Job, path: Path | None, last: int) -> tuple[Fault |
         differ = again.compare(rows)
         compared += sum(row.digest is not None for row in rows)
         if differ:
-            return Fault(_kind(differ, rows, again.step == first), again.step, differ), compared, first
+            return Fault(kind_of(differ, rows, again.step == first), again.step, differ), compared, first
         if sum(row.last - row.first + 1 for row in rows) < again.batches(again.step) and again.step == last:
             return None, compared, first  # the run is in the middle of it
         again.make(rows)
@@ -126,7 +126,7 @@ def _follow(past: Past, job: Job, path: Path | None, last: int) -> tuple[Fault |
     return None, compared, first
 
 
-def _kind(differ: Sequence[Row], rows: Sequence[Row], is_first: bool) -> str:
+def kind_of(differ: Sequence[Row], rows: Sequence[Row], is_first: bool) -> str:
     """Where all differ at once, from several nodes, what they have in common is wrong: the weights they were sent."""
     if len(differ) < len(rows):
         return UPDATE
