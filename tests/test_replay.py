@@ -90,9 +90,12 @@ def changed(run, statement, *values):
 def test_whatever_was_trained_follows(tmp_path, name):
     run = trained(tmp_path, *ODD.get(name, (f"EVERYTHING[{name!r}]", "")))
     found = blame(run)
-    assert found.follows and found.from_step == 0 and found.to_step >= 5, found.words
+    assert (found.follows, found.from_step) == (True, 0), found.words
+    assert found.to_step >= 5
     later = blame(run, since=5)
-    assert later.follows and 0 < later.from_step <= 5 and later.rows < found.rows, later.words
+    assert later.follows, later.words
+    assert 0 < later.from_step <= 5
+    assert later.rows < found.rows
     assert replay(run, 4).follows
     assert replay(run, 2).follows
 
@@ -104,7 +107,8 @@ def test_an_update_that_is_not_what_its_batches_give_is_its_nodes(run):
     assert [one.node for one in found.differs] == [0]
     assert found.words[0].startswith("node 0 (alone, ")
     assert found.words[0].endswith(") merged batch 0 of step 0: its update is not what these batches give")
-    assert found.good == "" and "begin again" in found.words[-1]
+    assert found.good == ""
+    assert "begin again" in found.words[-1]
     assert not replay(run, 3).follows
     assert replay(run, 6).follows, "the checkpoint of step 4 is from after it, and what came then follows from that"
 
@@ -119,7 +123,8 @@ def test_it_says_from_where_to_go_on_and_that_works(run):
     assert first == f"echo step-00000004 > {run}/checkpoints/latest"
     (run / "checkpoints" / "latest").write_text("step-00000004\n")
     words = second.split()[1:]
-    assert words[:1] == ["run"] and words[2:] == ["--resume", str(run)]
+    assert words[:1] == ["run"]
+    assert words[2:] == ["--resume", str(run)]
     assert main([*words, "--nodes", "0", "--log", "silent"]) == 0
     assert blame(run).follows
 
@@ -202,7 +207,9 @@ def test_what_cannot_be_compared_is_explained_in_one_line(run, name, capsys):
     spoil(run)
     assert main(["blame", str(run)]) == 2
     said = capsys.readouterr()
-    assert words in said.err and said.err.count("\n") == 1 and not said.out
+    assert words in said.err
+    assert said.err.count("\n") == 1
+    assert not said.out
     if name not in ("a hole", "half a step"):
         assert main(["replay", str(run), "--step", "5"]) == 2
 
@@ -226,8 +233,17 @@ def test_wrong_words_are_explained(plain_run, words, said, capsys):
 def test_both_commands_print_one_object_and_exit_by_what_they_found(run, capsys):
     assert main(["replay", str(run), "--step", "3", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) | {"words": []} == {
-        **{"schema": "wide.replay/1", "run_dir": str(run), "from_step": 0, "to_step": 3, "rows": 6, "follows": True},
-        **{"kind": "", "step": None, "differs": [], "good": "", "words": []},
+        "schema": "wide.replay/1",
+        "run_dir": str(run),
+        "from_step": 0,
+        "to_step": 3,
+        "rows": 6,
+        "follows": True,
+        "kind": "",
+        "step": None,
+        "differs": [],
+        "good": "",
+        "words": [],
     }
     changed(run, "UPDATE ledger SET digest = 1 WHERE step = 0 AND first_batch = 0")
     assert main(["blame", str(run), "--json"]) == 1
@@ -288,7 +304,8 @@ def test_a_lost_key_makes_its_digests_worthless_and_they_are_forgotten(tmp_path)
     trained(tmp_path, "make()", steps=(6,))
     assert changed(run, "SELECT DISTINCT digest IS NULL FROM ledger WHERE step < 3") == [(1,)]
     found = blame(run)
-    assert found.follows and found.from_step == 3
+    assert found.follows
+    assert found.from_step == 3
     assert (run / DIGESTS).stat().st_mode & 0o777 == 0o600
 
 
@@ -303,5 +320,6 @@ def test_what_a_pool_has_merged_follows_and_whose_update_did_not_is_named(tmp_pa
     (step,), *_ = changed(tmp_path / "pool", rows)
     changed(tmp_path / "pool", "UPDATE ledger SET digest = 1 WHERE step = ?", step)
     code, out, err = wide("blame", "pool", cwd=tmp_path)
-    assert code == 1 and f"step {step}: none of the updates follows" in out
+    assert code == 1
+    assert f"step {step}: none of the updates follows" in out
     assert "the weights in between are not what the updates give" in out

@@ -167,7 +167,7 @@ class Past:
     def who(self, node: int) -> str:
         """`node 3 (laptop, 192.168.1.7)`."""
         for name, host, address in self._db.rows("nodes", WHO, node):
-            words = [line(str(word)) for word in dict.fromkeys((name, address or host)) if word]
+            words = [line(str(word)) for word in dict.fromkeys((name, _host(address) or host)) if word]
             return f"node {node} ({', '.join(words)})" if words else f"node {node}"
         return f"node {node}"
 
@@ -187,6 +187,12 @@ class Past:
         """What evaluate() said of the model after so many steps."""
         rows = self._db.rows("evaluations", "SELECT metric, value FROM evaluations WHERE step = ?", steps)
         return {name: math.nan if value is None else value for name, value in rows}
+
+
+def _host(address: str | None) -> str:
+    """Without the port, which says nothing about a caller."""
+    host, _, port = (address or "").rpartition(":")
+    return host if host and port.isdigit() else address or ""
 
 
 def _terms(folder: Path) -> list[tuple[float, dict[str, Any]]]:
