@@ -36,8 +36,8 @@ def filled(steps, by_epoch=lambda step: False, cut=None):
         while first < step.batches:
             end = chance.randint(first + 1, step.batches)
             samples = sum(SCHEDULE.sizes(step, first, end))
-            row = (number, start + first, start + end - 1, chance.randint(1, 3), samples, 0.5, number + 1, number)
-            db.execute("INSERT INTO ledger VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+            row = (number, start + first, start + end - 1, chance.randint(1, 3), samples, 0.5, number + 1, number, 7)
+            db.execute("INSERT INTO ledger VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
             first = end
         db.execute("INSERT INTO steps VALUES (?, ?, ?, ?, ?, ?)", (number, step.epoch, step.samples, 0.5, 0.1, number))
     return db
@@ -72,7 +72,7 @@ def test_a_folded_ledger_covers_the_same_batches_once(kind):
 def test_a_ledger_that_was_folded_goes_on_and_back():
     db = filled(40)
     tidy.tidy(db, 20, NARROW._replace(steps=10**9))
-    db.execute("INSERT INTO ledger VALUES (40, 0, 3, 1, 32, 0.5, 41, 1.0)")
+    db.execute("INSERT INTO ledger VALUES (40, 0, 3, 1, 32, 0.5, 41, 1.0, 9)")
     assert db.execute("SELECT count(*) FROM ledger WHERE step = 40").fetchone() == (1,)
     tidy.rewind(db, 30, 30)
     assert {step for step, _ in coverage(db)[0]} == set(range(30))
@@ -85,12 +85,57 @@ def test_what_is_not_there_once_is_left_as_it_is(wrong):
     db = filled(20)
     if wrong == "missing":
         db.execute("DELETE FROM ledger WHERE step = 5")
-        db.execute("INSERT INTO ledger VALUES (5, 0, 0, 2, 8, 0.5, 6, 1.0), (5, 2, 3, 2, 16, 0.5, 6, 1.0)")
+        db.execute("INSERT INTO ledger VALUES (5, 0, 0, 2, 8, 0.5, 6, 1.0, 1), (5, 2, 3, 2, 16, 0.5, 6, 1.0, 1)")
     else:
-        db.execute("INSERT INTO ledger VALUES (5, ?, 1, 2, 8, 0.5, 6, 1.0)", (0 if wrong == "twice" else 1,))
+        db.execute("INSERT INTO ledger VALUES (5, ?, 1, 2, 8, 0.5, 6, 1.0, 1)", (0 if wrong == "twice" else 1,))
     before = sorted(db.execute("SELECT * FROM ledger").fetchall())
     tidy.tidy(db, 15, NARROW)
     assert sorted(db.execute("SELECT * FROM ledger").fetchall()) == before
+
+
+@pytest.mark.parametrize("is_folded", [False, True])
+def test_a_ledger_that_an_older_version_began_gets_a_column_for_digests(tmp_path, is_folded):
+    db = filled(40)
+    if is_folded:
+        tidy.tidy(db, 20, NARROW._replace(steps=10**9))
+        db.execute("DROP VIEW ledger")
+    db.execute(f"ALTER TABLE {'ledger_rows' if is_folded else 'ledger'} DROP COLUMN digest")
+    if is_folded:
+        before = (
+            tidy._VIEW.replace(", digest", "").replace(", NEW.digest", "").replace("committed_at, NULL", "committed_at")
+        )
+        for statement in tidy._statements(before):
+            db.execute(statement)
+    covered = coverage(db)
+    with sqlite3.connect(tmp_path / "run.db") as old:
+        db.backup(old)
+    run = RunDb(tmp_path / "run.db")
+    run.insert("ledger", [(40, 0, 3, 1, 32, 0.5, 41, 1.0, -5)])
+    assert run.settle(10.0)
+    assert run.read("SELECT DISTINCT step, digest FROM ledger WHERE digest IS NOT NULL") == [(40, -5)]
+    run.rewind(40, 40)
+    run.close()
+    with sqlite3.connect(tmp_path / "run.db") as new:
+        assert coverage(new) == covered
+    RunDb(tmp_path / "run.db").close()  # and again
+
+
+def test_of_what_was_folded_no_digest_is_left():
+    db = filled(40)
+    tidy.tidy(db, 20, NARROW._replace(steps=10**9))
+    assert db.execute("SELECT DISTINCT digest FROM ledger WHERE step < 20").fetchall() == [(None,)]
+    assert db.execute("SELECT DISTINCT digest FROM ledger WHERE step >= 20").fetchall() == [(7,)]
+    tidy.forget_digests(db)
+    assert db.execute("SELECT DISTINCT digest FROM ledger").fetchall() == [(None,)]
+
+
+@pytest.mark.parametrize("is_folded", [False, True])
+def test_what_was_merged_for_a_version_that_is_void_is_gone(is_folded):
+    db = filled(40)
+    if is_folded:
+        tidy.tidy(db, 20, NARROW._replace(steps=10**9))
+    tidy.void(db, 40)
+    assert {step for step, _ in coverage(db)[0]} == set(range(39))
 
 
 def test_a_small_ledger_is_a_table_as_it_always_was():

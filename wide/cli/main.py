@@ -11,7 +11,7 @@ import sys
 from typing import Any, NoReturn
 
 from wide import __version__
-from wide.cli import looking
+from wide.cli import checking, looking
 from wide.cli.joining import add_commands, join
 from wide.cli.launching import add_launch, launch
 from wide.config import SOCKET_HELP, Options, resolve
@@ -142,6 +142,7 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("--best", action="store_true", help="the best checkpoint's, not the newest (Job(best=…))")
     export.set_defaults(call=_export)
     looking.add_commands(commands)
+    checking.add_commands(commands)
     add_commands(commands)
     add_launch(commands, SET_HELP)
     return parser

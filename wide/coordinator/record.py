@@ -59,6 +59,17 @@ class Merged(NamedTuple):
     at: float
     now: float
     weights: Sequence[float]
+    digest: int | None
+
+
+class Counted(NamedTuple):
+    """What a node was given credit for, in a step that is not closed yet."""
+
+    version: int  # that it is to be part of
+    step: int
+    node: int
+    batches: int
+    samples: int
 
 
 class Point(NamedTuple):
@@ -87,6 +98,9 @@ class Record:
         self._ended_at = self._step_began_at = 0.0
         self._spent_s = 0.0  # by processes before this one
         self._merged: list[Merged] = []
+        self._counted: list[Counted] = []
+        self._confirmed: list[Counted] = []  # of these, what another node has computed too
+        self._verified: set[int] = set()  # nodes of whom there is news of that kind
         self._refused: list[tuple[RejectUpdate, Journey, float, float]] = []
         self._logbook = Logbook()
         self._closed: list[tuple[Step, Strategy, float, float]] = []
@@ -124,10 +138,13 @@ class Record:
         self.db.rewind(position.version, position.steps)
         ended = "UPDATE nodes SET left_at=?, why='the coordinator ended' WHERE left_at IS NULL"
         self.db.write(ended, [(self._clock.wall(),)])
+        self.db.write("DELETE FROM verified", [()])
+        self.parts = dict(parts)
+        self._verified = {node for node, part in parts.items() if part.verified}
+        self._write_verified()
         if not self.db.settle(SETTLE_S):
             raise TrainingFailed("run.db cannot be written")
         self.batches, self.samples = state.get("batches", 0), state.get("samples", 0)
-        self.parts = dict(parts)
         self.last_node = self.db.read("SELECT max(node) FROM nodes")[0][0] or 0
         self._spent_s = state.get("seconds", position.seconds)
         self.before = position.steps, self.batches
@@ -146,7 +163,7 @@ class Record:
         self._evaluated = {name: math.nan if value is None else value for name, value in self.db.read(query)}
         query = "SELECT metric, step, value, samples FROM logged ORDER BY rowid"
         for name, step, value, samples in self.db.read(query):
-            self._remember(name, Point(step, math.nan if value is None else value, samples))
+            self.remember(name, Point(step, math.nan if value is None else value, samples))
 
     def is_evaluated(self, step: int) -> bool:
         return bool(self.db.read("SELECT 1 FROM evaluations WHERE step = ?", step))
@@ -164,12 +181,48 @@ class Record:
         losses: Sequence[float],
         journey: Journey,
         weights: Sequence[float] = (),
+        digest: int = 0,
     ) -> None:
-        """On the way of every gradient: only remember it. `weights` of the batches, if they are not their sizes."""
-        now = self._clock.now()
-        self._merged.append(Merged(merge, strategy, sizes, losses, journey, self._clock.wall(), now, weights or sizes))
+        """On the way of every gradient: only remember it. `weights` of the batches, if they are not their sizes;
+        `digest` of the update, which is worth something where anybody would have computed the same.
+        """
+        now, at = self._clock.now(), self._clock.wall()
+        kept = digest if digest and strategy.needs_whole_steps else None
+        self._merged.append(Merged(merge, strategy, sizes, losses, journey, at, now, weights or sizes, kept))
         if not strategy.needs_whole_steps:
             self._ended_at = now
+
+    def confirmed(self, node: int, block: Block, by: int) -> None:
+        """What this node computed for the block, another one has computed too, to the bit."""
+        for step, first, end in self.schedule.stretches(*block):
+            samples = sum(self.schedule.sizes(step, first, end))
+            self._confirmed.append(Counted(0, step.number, node, end - first, samples))
+            self.parts[node].verified += samples
+            self._verified.add(node)
+
+    def void(self, version: int) -> None:
+        """What was merged for this version, which will not be made of it, is computed again: it counts for nobody."""
+        self._work_up()
+        gone = [it for it in self._counted if it.version == version]
+        steps = {it.step for it in gone}
+        for it in gone:
+            self.parts[it.node].batches -= it.batches
+            self.parts[it.node].samples -= it.samples
+        unsaid = [it for it in self._confirmed if it.step in steps]
+        for it in unsaid:
+            self.parts[it.node].verified -= it.samples
+            self._verified.add(it.node)
+        self._write_verified()
+        self._counted = [it for it in self._counted if it.version != version]
+        self._confirmed = [it for it in self._confirmed if it.step not in steps]
+        for step in steps:
+            self._weighted_losses.pop(step, None)
+        self.db.void(version)
+
+    def _write_verified(self) -> None:
+        rows = [(node, self.parts[node].verified) for node in self._verified]
+        self._verified = set()
+        self.db.write("INSERT OR REPLACE INTO verified VALUES (?, ?)", rows)
 
     def refused(self, reject: RejectUpdate, journey: Journey | None) -> None:
         self.journal.rejected(reject.node, reject.reason, reject.detail)
@@ -180,14 +233,6 @@ class Record:
         """It shows in the timeline, as what did not count."""
         what = (compare.node, compare.lease, "check", "", compare.block, compare.granted_at)
         self._refused.append((RejectUpdate(*what), journey, self._clock.wall(), self._clock.now()))
-
-    def confirmed(self, node: int, block: Block, by: int) -> None:
-        """Somebody else has computed this, too."""
-
-    def void(self, version: int) -> None:
-        """What was merged for this version does not count."""
-        self._work_up(False)
-        self.db.void(version)
 
     def decided(self, node: int | None, kind: str, words: str) -> None:
         """About a node: for whoever reads the log, and for run.db."""
@@ -200,14 +245,14 @@ class Record:
         self._closed.append((step, strategy, now - self._step_began_at, self._clock.wall()))
         self._ended_at = self._step_began_at = now
 
-    def _work_up(self, is_last: bool) -> None:
+    def _work_up(self, is_last: bool = False) -> None:
         """What was remembered, as rows and counts. A step's loss is added up in the order of its batches, so that it
         is the same from any pool. Where a version needs whole steps, batches count when their step does.
         """
         merged, self._merged = self._merged, []
         closed, self._closed = self._closed, []
-        rows: list[tuple[int | float, ...]] = []
-        for merge, strategy, sizes, losses, journey, at, now, weights in merged:
+        rows: list[tuple[int | float | None, ...]] = []
+        for merge, strategy, sizes, losses, journey, at, now, weights, digest in merged:
             weights = weights[: len(losses)]
             weighted = [(loss * n, n) for loss, n in zip(losses, weights, strict=True)]
             done = 0
@@ -220,7 +265,8 @@ class Record:
                 start = step.first if strategy.counts_by_epoch else 0
                 loss = _mean(weighted[mine])
                 place = (step.number, start + first, start + end - 1)
-                rows.append((*place, merge.node, samples, loss, merge.version, at))
+                rows.append((*place, merge.node, samples, loss, merge.version, at, digest))
+                self._counted.append(Counted(merge.version, step.number, merge.node, end - first, samples))
             part = self.parts[merge.node]
             part.batches += done
             part.samples += sum(sizes)
@@ -234,6 +280,11 @@ class Record:
             self._logbook.add(Answer(*what, merge.version, granted_at, now, at - now, loss), journey)
         self.db.insert("ledger", rows)
         self.db.insert("steps", [self._close(*item) for item in closed])
+        if closed:
+            last = closed[-1][0].number
+            self._counted = [it for it in self._counted if it.step > last]
+            self._confirmed = [it for it in self._confirmed if it.step > last]
+        self._write_verified()
         self.journal.losses(self.losses[len(self.losses) - len(closed) :], len(self.losses), is_last)
         self._write_leases(bool(merged))
 
@@ -264,12 +315,12 @@ class Record:
         rows = []
         for name, (total, samples) in logged.items():
             point = Point(step, total / samples if samples else math.nan, samples)
-            if self._remember(name, point):
+            if self.remember(name, point):
                 rows.append((step, name, point.value, point.samples))
         self.db.insert("logged", rows)
         self.journal.logged(step + 1, {name: value for _, name, value, _ in rows})
 
-    def _remember(self, name: str, point: Point) -> bool:
+    def remember(self, name: str, point: Point) -> bool:
         """Not of more names than a person could read."""
         if name not in self._logged and len(self._logged) >= MOST_NAMES:
             return False

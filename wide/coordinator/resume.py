@@ -56,15 +56,18 @@ def remembered(options: Options, asked: Mapping[str, Any], where: str) -> Option
 
 def check_data(saved: Checkpoint, data: dict[str, str], where: str) -> None:
     """The same samples under the same numbers? Where they can be compared."""
-    before: dict[str, str] = saved.state.get("data", {})
-    if before.get("build") != data.get("build"):
-        return  # on another machine the same sample may round differently
-    differ = [number for number, digest in data.items() if before.get(number, digest) != digest]
-    if differ:
+    if differs := differing(saved.state.get("data", {}), data):
         raise UsageError(
-            f"sample {differ[0]} is not what it was when {where} was begun: a run goes on with the data that it began "
+            f"sample {differs} is not what it was when {where} was begun: a run goes on with the data that it began "
             "with (is its order that of a set, or of a folder? sort it). Begin a new run, or say --no-check"
         )
+
+
+def differing(before: Mapping[str, str], data: Mapping[str, str]) -> str:
+    """The number of a sample that is not what it was; empty, if all are that can be compared."""
+    if before.get("build") != data.get("build"):
+        return ""  # on another machine the same sample may round differently
+    return next((number for number, digest in data.items() if before.get(number, digest) != digest), "")
 
 
 def restore(saved: Checkpoint, schedule: Schedule, master: Master, where: str) -> Start:

@@ -159,8 +159,8 @@ class Run:
     # ── actions ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _merge(self, merge: MergeUpdate) -> Pending | None:
-        flat, sizes, losses, journey, _ = self._at_hand.pop(merge.lease)
-        self.record.merged(merge, self.strategy, sizes[: merge.block.size], losses, journey, flat.weights)
+        flat, sizes, losses, journey, digest = self._at_hand.pop(merge.lease)
+        self.record.merged(merge, self.strategy, sizes[: merge.block.size], losses, journey, flat.weights, digest)
         return self.aside.do(lambda: self._fold.merge(merge, flat), lambda: reach("merge.before_answer"))
 
     def _reject(self, reject: RejectUpdate) -> None:

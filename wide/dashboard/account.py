@@ -231,6 +231,8 @@ def _nodes(run: Reading) -> list[NodeAccount]:
         if metric in TOTALS and value is not None:
             found.setdefault(node, {})[metric] = value if metric.endswith("_s") else int(value)
     lives = run.rows("nodes", "SELECT node, name, host, min(joined_at), left_at, why FROM nodes GROUP BY node")
+    for node, samples in run.rows("verified", "SELECT node, samples FROM verified"):
+        found.setdefault(node, {})["verified_samples"] = samples
     nodes = []
     for node, name, host, joined_at, left_at, why in lives:
         totals = NodeTotals(node, words.line(name or ""), 0, **found.get(node, {}))

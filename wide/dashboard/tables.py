@@ -59,12 +59,16 @@ def node_rows(run: Account) -> tuple[list[str], list[list[str]]]:
     """A head, and a row for each node."""
     head = ["node", "name", "machine", "batches", "share", "samples", "batches/s", "sent", "received", "ratio"]
     head += ["compute s", "fetch s", "codec s", "network s", "memory", "left"]
+    is_verified = any(node.totals.verified_samples for node in run.nodes)
+    if is_verified:
+        head.insert(head.index("samples") + 1, "verified")
     rows = []
     for node in run.nodes:
         t = node.totals
         stay_s = (node.left_at or time.time()) - node.joined_at if node.joined_at is not None else run.seconds
         row = [str(t.node), t.name, node.host, f"{t.batches:,}", f"{t.batches / max(1, run.batches):.1%}"]
-        row += [f"{t.samples:,}", rate(t.batches / max(stay_s, 1e-9)), size(t.bytes_sent), size(t.bytes_received)]
+        row += [f"{t.samples:,}", *([f"{t.verified_samples:,}"] if is_verified else [])]
+        row += [rate(t.batches / max(stay_s, 1e-9)), size(t.bytes_sent), size(t.bytes_received)]
         row += [f"{t.compression_ratio:.2f}", f"{t.compute_s:.2f}", f"{t.fetch_s:.2f}", f"{t.codec_s:.2f}"]
         rows.append([*row, f"{t.network_s:.2f}", size(t.rss_bytes), node.why])
     return head, rows

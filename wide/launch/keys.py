@@ -1,5 +1,5 @@
-"""A pool's key, certificate and root secret, in its run's folder, where only their owner can read them. A run that goes
-on keeps them: nobody has to join again. Needs `cryptography`, and only here.
+"""A pool's key, certificate and root secret, and a run's key for digests, in its folder, where only their owner can
+read them. A run that goes on keeps them: nobody has to join again. Needs `cryptography`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from wide.wire.invite import PIN_NBYTES
 from wide.wire.proof import ROOT_NBYTES
 
 CERTIFICATE, KEY, ROOT = "certificate.pem", "key.pem", "secret"
+DIGESTS, DIGESTS_NBYTES = "digests.key", 16  # whoever knew it could make a wrong update with the right digest
 VALID_DAYS = 3650  # nobody checks it but browsers: nodes know the certificate itself
 
 
@@ -38,8 +39,12 @@ class PoolKeys:
     @property
     def shown(self) -> str:
         """The first bytes of the certificate's hash, to be compared by eye."""
-        text = self.binding.hex()
-        return " ".join(text[i : i + 4] for i in range(0, 16, 4))
+        return shown_of(self.binding)
+
+
+def shown_of(binding: bytes) -> str:
+    text = binding.hex()
+    return " ".join(text[i : i + 4] for i in range(0, 16, 4))
 
 
 def keys_in(folder: Path) -> PoolKeys:
@@ -67,6 +72,29 @@ def root_of(folder: Path) -> bytes:
         return bytes.fromhex((folder / ROOT).read_text())
     except (OSError, ValueError):
         raise UsageError(f"{folder} has no pool's secret: only the runs of `wide serve` can be joined") from None
+
+
+def digests_key(folder: Path) -> bytes | None:
+    """With which the run in that folder makes digests of updates; None, if it has made none yet."""
+    path = folder / DIGESTS
+    try:
+        key = bytes.fromhex(path.read_text())
+        if len(key) != DIGESTS_NBYTES:
+            raise ValueError("it has another length")
+        return key
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} cannot be read ({error}); without it, the ledger's digests begin anew") from None
+
+
+def new_digests_key(folder: Path) -> bytes:
+    key = secrets.token_bytes(DIGESTS_NBYTES)
+    try:
+        write_secret(folder / DIGESTS, key.hex() + "\n")
+    except OSError as error:
+        raise UsageError(f"{folder / DIGESTS} cannot be written ({error.strerror})") from None
+    return key
 
 
 def write_secret(path: Path, text: str) -> None:

@@ -77,10 +77,12 @@ class Result:
         metrics = "".join(f", {k} {'not finite' if v is None else format(v, '.4g')}" for k, v in self.metrics.items())
         has_loss = self.loss_first is not None and self.loss_last is not None
         loss = f"loss {self.loss_first:.4g} → {self.loss_last:.4g}" if has_loss else "no update"
+        verified = sum(node.verified_samples for node in self.nodes)
+        part = f", {verified / max(1, self.samples):.1%} of its samples verified" if verified else ""
         return (
             f"{self.steps} step{'s' * (self.steps != 1)}, {self.batches} batch{'es' * (self.batches != 1)} "
             f"in {self.seconds:.1f} s ({self.batches_per_s:.0f} batches/s), "
-            f"{loss}{metrics}; weights {self.weights_sha256[:12]}… in {self.run_dir}"
+            f"{loss}{metrics}{part}; weights {self.weights_sha256[:12]}… in {self.run_dir}"
         )
 
 

@@ -17,6 +17,7 @@ import torch
 
 from wide import __version__
 from wide.codec.batch import fingerprints
+from wide.codec.digest import Digest
 from wide.codec.encoders import Encoders
 from wide.codec.layout import unbind
 from wide.config import Options, usable_cores
@@ -50,6 +51,8 @@ from wide.launch.code import code_of
 from wide.launch.crew import Crew
 from wide.launch.dashboard import shown_on_page
 from wide.launch.folder import CHECKPOINTS, LOG, RunFolder
+from wide.launch.keys import digests_key, new_digests_key
+from wide.launch.length import length, wanted
 from wide.launch.loop import Loop
 from wide.launch.result import Result
 from wide.launch.signals import BEFORE, on_signals, stopping
@@ -238,7 +241,8 @@ class Training:
         with _collector_paused(is_own_process):
             model = begun(build_model(self.job, seed), self.job.init)
             moves = self._moves(model, found[1] if found is not None else None)
-            steps, allocate = self._length(schedule), self._common.allocate if is_own_process else None
+            steps = length(self.options, self.job, schedule)
+            allocate = self._common.allocate if is_own_process else None
             here = functools.partial(_here, schedule, steps)
             master = Master(self.job, model, seed, moves, allocate, here, self._hands)
         if found is None and self.options.check:
@@ -267,7 +271,16 @@ class Training:
             name=self._name,
             judge=judge,
             samples=samples,
+            digest=self._digest(db),
         ), samples
+
+    def _digest(self, db: RunDb) -> Digest:
+        """With one key, whoever coordinates this run. Where it is lost, what was made with it is of no use."""
+        key = digests_key(self.dir)
+        if key is None:
+            key = new_digests_key(self.dir)
+            db.forget_digests()
+        return Digest(key)
 
     def _tell_of_pieces(self, model: torch.nn.Module, samples: Samples, seed: int, schedule: Schedule) -> None:
         if words := remark(self.job, model, samples, seed, schedule.batches_per_step):
@@ -313,21 +326,7 @@ class Training:
     @property
     def _wanted(self) -> tuple[int | None, float | None]:
         """Steps and epochs."""
-        if self.options.only_plans:
-            return None, None
-        steps, epochs = self.options.steps, self.options.epochs
-        if steps is None and epochs is None:
-            steps, epochs = self.job.steps, self.job.epochs
-        if steps is None and epochs is None and self.options.seconds is None:
-            epochs = 1
-        return steps, epochs
-
-    def _length(self, schedule: Schedule) -> int | None:
-        """How long to train. --steps or --epochs replace what the job says; --seconds is a limit on top of either."""
-        steps, epochs = self._wanted
-        limits = [steps] if steps is not None else []
-        limits += [schedule.steps_for(epochs)] if epochs is not None else []
-        return min(limits) if limits else None
+        return wanted(self.options, self.job)
 
     def _alone(self, course: Course, samples: Samples) -> list[NodeTotals]:
         loop = self.loop(self.job, course, samples, pick_device(self.options.device), self.options.check)

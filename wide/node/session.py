@@ -15,7 +15,7 @@ import torch
 from wide.codec.batch import unpack
 from wide.codec.layout import Flat
 from wide.errors import NotRepeatable, ParametersMoved, ProtocolError, TrainingFailed, WideError
-from wide.failpoint import reach
+from wide.failpoint import is_spoilt, reach
 from wide.job.here import Here
 from wide.node.ahead import Ahead
 from wide.node.beside import Beside
@@ -210,6 +210,8 @@ class Session:
         )
         self._waited_s = payloads.codec_s = payloads.decode_s = self._fetch_s = 0.0
         reach("node.before_send")
+        if is_spoilt("node.update"):
+            total.raw[0] ^= 1
         room = self._beside.room(work.update_at) if work.update_at is not None else None
         payloads.send(self._connection, update, total, room)
         self.batches += len(losses)

@@ -151,6 +151,19 @@ def is_any(folder: Path) -> bool:
     return bool(_all(folder))
 
 
+def kept(folder: Path) -> list[tuple[int, Path]]:
+    """Those that are there, and after how many steps; the oldest first."""
+    return [(_order(path)[0], path) for path in reversed(_all(folder))]
+
+
+def told(path: Path) -> dict[str, Any]:
+    """What one says of itself, without its tensors; nothing, if that cannot be read."""
+    try:
+        return dict(json.loads((path / STATE).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
 def oldest_step(folder: Path) -> int:
     """Of all checkpoints that are there; 0: there is none."""
     return min((_order(path)[0] for path in _all(folder) if path != best(folder)), default=0)

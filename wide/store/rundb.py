@@ -30,7 +30,7 @@ TIDY_ROWS = 200_000  # are written until it is seen whether there are too many
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS ledger(step INTEGER, first_batch INTEGER, last_batch INTEGER, node INTEGER,
-    samples INTEGER, loss REAL, version INTEGER, committed_at REAL);
+    samples INTEGER, loss REAL, version INTEGER, committed_at REAL, digest INTEGER);
 CREATE TABLE IF NOT EXISTS steps(step INTEGER, epoch INTEGER, samples INTEGER, loss REAL, seconds REAL, merged_at REAL);
 CREATE INDEX IF NOT EXISTS steps_in_order ON steps(step);
 CREATE TABLE IF NOT EXISTS nodes(node INTEGER, name TEXT, host TEXT, joined_at REAL, left_at REAL, why TEXT);
@@ -44,6 +44,7 @@ CREATE TABLE IF NOT EXISTS invites(id TEXT PRIMARY KEY, name TEXT, made_at REAL,
 CREATE TABLE IF NOT EXISTS machines(id TEXT PRIMARY KEY, name TEXT, address TEXT, invite TEXT, enrolled_at REAL,
     revoked_at REAL);
 CREATE TABLE IF NOT EXISTS visits(node INTEGER, machine TEXT, address TEXT, at REAL);
+CREATE TABLE IF NOT EXISTS verified(node INTEGER PRIMARY KEY, samples INTEGER);
 CREATE TABLE IF NOT EXISTS leases(at REAL, leases INTEGER, words TEXT, data BLOB);
 CREATE TABLE IF NOT EXISTS events(at REAL, kind TEXT, node INTEGER, words TEXT);
 CREATE TABLE IF NOT EXISTS live(id INTEGER PRIMARY KEY CHECK (id = 0), at REAL, snapshot TEXT);
@@ -90,8 +91,12 @@ class RunDb:
         self._queue.put(lambda db: tidy.rewind(db, version, steps))
 
     def void(self, version: int) -> None:
-        """What was merged for this version did not count."""
+        """What was merged for that version does not count."""
         self._queue.put(lambda db: tidy.void(db, version))
+
+    def forget_digests(self) -> None:
+        """Those that are in the ledger mean nothing any more."""
+        self._queue.put(tidy.forget_digests)
 
     def keep_from(self, step: int) -> None:
         """Nobody will go back to a step before this one: what is older may be kept in less room."""
@@ -177,6 +182,7 @@ def create(path: Path) -> None:
         with contextlib.closing(sqlite3.connect(path)) as db:
             db.execute("PRAGMA journal_mode=WAL")
             db.executescript(SCHEMA)
+            tidy.add_digests(db)
             db.execute(f"PRAGMA user_version={FORMAT}")
     except sqlite3.Error as error:
         raise TrainingFailed(f"{path} cannot be written ({error}): choose another folder with --out") from None

@@ -53,16 +53,17 @@ _SHARES = """
         FROM ledger_rows WHERE step < :below GROUP BY node
     ON CONFLICT(node) DO UPDATE SET batches = batches + excluded.batches, samples = samples + excluded.samples,
         merges = merges + excluded.merges"""
-_COLUMNS = "step, first_batch, last_batch, node, samples, loss, version, committed_at"
-_VIEW = f"""
+_COLUMNS = "step, first_batch, last_batch, node, samples, loss, version, committed_at, digest"
+_TABLES = """
     ALTER TABLE ledger RENAME TO ledger_rows;
     CREATE TABLE folded(first_step INTEGER, last_step INTEGER, by_epoch INTEGER, version INTEGER, committed_at REAL);
-    CREATE TABLE shares(node INTEGER PRIMARY KEY, batches INTEGER, samples INTEGER, merges INTEGER);
+    CREATE TABLE shares(node INTEGER PRIMARY KEY, batches INTEGER, samples INTEGER, merges INTEGER);"""
+_VIEW = f"""
     CREATE VIEW ledger AS
     SELECT {_COLUMNS} FROM ledger_rows
     UNION ALL
     SELECT step, by_epoch * start, by_epoch * start + size - 1, NULL,
-        min((start + size) * batch_size, samples_per_epoch) - start * batch_size, NULL, version, committed_at
+        min((start + size) * batch_size, samples_per_epoch) - start * batch_size, NULL, version, committed_at, NULL
     FROM (
         WITH RECURSIVE each_step(step, last_step, by_epoch, version, committed_at) AS (
             SELECT * FROM folded UNION ALL
@@ -99,16 +100,36 @@ def rewind(db: sqlite3.Connection, version: int, steps: int) -> None:
         if _is_view(db):
             db.execute("DELETE FROM folded WHERE first_step >= ?", (steps,))
             db.execute("UPDATE folded SET last_step = ? WHERE last_step >= ?", (steps - 1, steps))
-        db.execute(f"DELETE FROM {'ledger_rows' if _is_view(db) else 'ledger'} WHERE version > ?", (version,))
+        db.execute(f"DELETE FROM {_ledger(db)} WHERE version > ?", (version,))
         db.execute("DELETE FROM steps WHERE step >= ?", (steps,))
         db.execute("DELETE FROM evaluations WHERE step > ?", (steps,))
         db.execute("DELETE FROM logged WHERE step >= ?", (steps,))
 
 
 def void(db: sqlite3.Connection, version: int) -> None:
-    """What was merged for this version, which was never made, did not count."""
+    """What was merged for that version, which was never made, does not count."""
     with db:
-        db.execute(f"DELETE FROM {'ledger_rows' if _is_view(db) else 'ledger'} WHERE version = ?", (version,))
+        db.execute(f"DELETE FROM {_ledger(db)} WHERE version = ?", (version,))
+
+
+def forget_digests(db: sqlite3.Connection) -> None:
+    """Nobody knows the key any more that they were made with."""
+    with db:
+        db.execute(f"UPDATE {_ledger(db)} SET digest = NULL WHERE digest IS NOT NULL")
+
+
+def add_digests(db: sqlite3.Connection) -> None:
+    """A ledger that was begun by an older version has none: a column for those to come."""
+    table = _ledger(db)
+    if any(column[1] == "digest" for column in db.execute(f"PRAGMA table_info({table})")):
+        return
+    with db:
+        db.execute("BEGIN IMMEDIATE")
+        db.execute(f"ALTER TABLE {table} ADD COLUMN digest INTEGER")
+        if _is_view(db):
+            db.execute("DROP VIEW ledger")  # and its trigger
+            for statement in _statements(_VIEW):
+                db.execute(statement)
 
 
 def _fold_ledger(db: sqlite3.Connection, below: int, most: int) -> None:
@@ -119,7 +140,7 @@ def _fold_ledger(db: sqlite3.Connection, below: int, most: int) -> None:
     if not db.execute("SELECT count(*) FROM shape").fetchone()[0]:
         return  # begun by an older version, which did not say
     if not is_view:
-        for statement in _statements(_VIEW):
+        for statement in _statements(_TABLES) + _statements(_VIEW):
             db.execute(statement)
     step = {"below": below}
     if db.execute(_WRONG, step).fetchone() is not None:
@@ -196,6 +217,11 @@ def _drop_oldest(db: sqlite3.Connection, table: str, most: int) -> None:
 def _is_view(db: sqlite3.Connection) -> bool:
     found = db.execute("SELECT type FROM sqlite_master WHERE name = 'ledger'").fetchone()
     return found is not None and found[0] == "view"
+
+
+def _ledger(db: sqlite3.Connection) -> str:
+    """The table that has its rows."""
+    return "ledger_rows" if _is_view(db) else "ledger"
 
 
 def _count(db: sqlite3.Connection, table: str) -> int:

@@ -32,6 +32,7 @@ class Part:
     pid: int
     batches: int = 0
     samples: int = 0
+    verified: int = 0  # of these samples: another node has computed them too, with the same result
 
 
 @dataclass(slots=True)
@@ -53,6 +54,7 @@ class NodeTotals:
     rss_bytes: int = 0
     fetch_s: float = 0.0
     travel_s: float = 0.0
+    verified_samples: int = 0  # of `samples`
 
     @property
     def traffic(self) -> Traffic:
@@ -60,7 +62,7 @@ class NodeTotals:
 
     @property
     def part(self) -> Part:
-        return Part(self.name, self.pid, self.batches, self.samples)
+        return Part(self.name, self.pid, self.batches, self.samples, self.verified_samples)
 
 
 def totals_of(node: int, part: Part, traffic: Traffic | None) -> NodeTotals:
@@ -81,4 +83,5 @@ def totals_of(node: int, part: Part, traffic: Traffic | None) -> NodeTotals:
         t.rss_bytes,
         t.fetch_s,
         t.travel_s,
+        part.verified,
     )
