@@ -13,10 +13,12 @@ from tests.processes import result_of, started, until, wide
 from tests.test_run import a_job
 from tests.test_serve import invited, query
 from tests.twin import TOKEN, Twin
+from wide.config import Options, resolve
 from wide.errors import OtherSet, Refused, UsageError
 from wide.exchange.likeness import Likeness
 from wide.job import isa
 from wide.job.isa import ANY, NATIVE, OWN, Isa, best, common, in_use, of_cpu, parse, wanted
+from wide.launch.instructions import chosen
 from wide.transport.introduction import error_of
 from wide.wire import messages as say
 
@@ -151,7 +153,7 @@ def test_a_pool_that_has_not_begun_settles_on_what_all_have():
     assert parse(pool.offered) == DEFAULT
 
 
-@pytest.mark.parametrize(("begun", "why"), [(True, "has begun with it"), (False, "was told to use it")])
+@pytest.mark.parametrize(("begun", "why"), [(True, "has begun with them"), (False, "was told to use them")])
 def test_a_pool_that_cannot_settle_says_why_and_what_to_do(begun, why):
     pool = a_pool(may_settle=begun, has_begun=begun)
     with pytest.raises(Refused, match=f"{why}; this machine has only avx2, .*--isa avx2, or with --strategy local"):
@@ -205,11 +207,18 @@ needs_two = pytest.mark.skipif(isa.cpu().family != "x86" or isa.cpu().height == 
 
 
 def test_wrong_words_are_the_users():
-    from wide.config import resolve
-
     assert resolve({}, {"WIDE_ISA": "avx2"}).isa == "avx2"
     with pytest.raises(UsageError, match="--isa mmx: expected auto or default"):
         resolve({"isa": "mmx"}, {})
+
+
+def test_a_run_goes_on_with_the_set_that_it_had_settled_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(isa, "cpu", lambda: INTEL)
+    for before, then in ((AVX2, AVX2), (INTEL, None), (Isa("x86", "amd", "avx2"), None), ("?", None)):
+        (tmp_path / "run.json").write_text(json.dumps({"sessions": [{"machine": {"isa": str(before)}}]}))
+        assert chosen(Options(), tmp_path) == then
+    assert chosen(Options(isa="default"), tmp_path) == DEFAULT, "whoever says so has another one"
+    assert chosen(Options(), None) is None
 
 
 @needs_two
@@ -253,7 +262,7 @@ def test_a_better_machine_lowers_itself_and_a_worse_one_is_refused(tmp_path):
         )  # without an invite nothing is looked at
         code, _, err = wide(*joining, cwd=tmp_path, ATEN_CPU_CAPABILITY="default", **places)
         assert code == 77
-        assert re.search("was told to use it; this machine has only default.*--isa default", err)
+        assert re.search("was told to use them; this machine has only default.*--isa default", err)
         with started(*joining, cwd=tmp_path, **places) as better:
             out, err = pool.communicate(timeout=100)
             assert pool.returncode == 0, err

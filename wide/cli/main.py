@@ -235,7 +235,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     host = options.host if arguments.host or os.environ.get("WIDE_HOST") else None
     port = options.port if arguments.port or os.environ.get("WIDE_PORT") else None
     serving = Serving(
-        arguments.token_file, host, port, arguments.address, arguments.keys, arguments.hide_invite, may_start_again=True
+        arguments.token_file, host, port, arguments.address, arguments.keys, arguments.hide_invite, os.name == "posix"
     )
     try:
         result = serve(arguments.job, options, serving)

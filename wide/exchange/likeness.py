@@ -72,7 +72,7 @@ class Likeness:
             self.wanted = lower
             words = f"this pool settles on {lower.name} instructions, which all of its machines have"
             raise OtherSet(words, str(lower))
-        why = "has begun with it" if self._may_settle else "was told to use it"
+        why = "has begun with them" if self._may_settle else "was told to use them"
         theirs = best.name if best.maker in (goal.maker, ANY) else f"{best.maker}'s {best.name}"
         raise Refused(
             f"this pool uses {goal.name} instructions and {why}; this machine has only {theirs}, and its bits would "

@@ -5,6 +5,7 @@ where it does not. Does not import torch.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -67,7 +68,8 @@ def follow(told: str) -> None:
     if wanted is None or wanted == isa.now() or not isa.best_here().has(wanted):
         return
     isa.use(wanted, os.environ)
-    cost = f": {words}" if (words := costs.words(wanted)) else ""
+    words = costs.words(wanted) if log.isEnabledFor(logging.INFO) else ""
+    cost = f": {words}" if words else ""
     log.info("the pool uses %s instructions, so that all compute the same bits%s", wanted.name, cost)
 
 
