@@ -48,7 +48,7 @@ ELSEWHERE = "203.0.113.9:1"
 class Twin:
     """A coordinator; `disk` is what survives it."""
 
-    def __init__(self, job, disk=None, is_open=True, evaluates=False, shares=False, asked=None, **given):
+    def __init__(self, job, disk=None, is_open=True, evaluates=False, shares=False, asked=None, likeness=None, **given):
         self.common = Common(is_wanted=shares, smallest=0)
         self.job, self.disk, self.now = job, disk or Disk(), 100.0
         options = resolve({"strategy": "sync", "steps": 5} | given, {})
@@ -62,7 +62,7 @@ class Twin:
         course = Course(options, schedule, self.master, options.steps, db, self.writer, start, clock)
         course = replace(course, asked=asked, stop=self._stop)
         self.hub = MemoryHub(lambda seconds, has_news: 0.0)
-        door = Door(Guests(TOKEN, "evaluator's"), job.seed, options.data, options.codecs, "build")
+        door = Door(Guests(TOKEN, "evaluator's"), job.seed, options.data, options.codecs, "build", likeness=likeness)
         priors = lambda names, *_: {name: PRIORS[name] for name in names}  # noqa: E731
         parts = (self.hub, door, Feed(samples, schedule), Encoders(threads=0), is_open, evaluates)
         self.server = assembly.server(course, *parts, try_codecs=priors, common=self.common)

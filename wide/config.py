@@ -21,6 +21,7 @@ Strategy = Literal["sync", "async", "local", "auto"]
 Data = Literal["local", "stream", "auto"]
 Compress = Literal["lossless", "auto", "none", "lz4", "zstd", "bf16", "int8", "int4", "topk"]
 Log = Literal["silent", "normal", "verbose"]
+Isa = Literal["auto", "default", "avx2", "avx512", "avx2-any", "avx512-any"]
 Track = Literal["wandb", "trackio", "mlflow"]
 
 
@@ -66,6 +67,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     dashboard: str | None = None  # auto, PORT or HOST:PORT: where a page about the run is served
     control: bool = False  # with the admin's secret, it can be steered from there
     device: str = "auto"
+    isa: Isa = "auto"  # the CPU's instruction set, which bits depend on: of this CPU, or what all of a pool's have
     workers: int | None = None  # for each node: processes that fetch batches ahead
     host: str = "127.0.0.1"
     port: int = 0

@@ -49,6 +49,24 @@ class NotYet(WideError):
     exit_code = 75
 
 
+class OtherSet(NotYet):
+    """The pool uses another instruction set, which this machine has, too: come again with that one (`isa`)."""
+
+    def __init__(self, message: str, isa: str) -> None:
+        super().__init__(message)
+        self.isa = isa
+
+
+class StartsAgain(WideError):
+    """The pool needs another instruction set (`isa`), which counts only before torch is loaded: its coordinator goes on
+    with the run in `folder` as a new process.
+    """
+
+    def __init__(self, message: str, isa: str, folder: str) -> None:
+        super().__init__(message)
+        self.isa, self.folder = isa, folder
+
+
 class VersionMismatch(WideError):
     """The other side speaks another version of the protocol."""
 

@@ -15,7 +15,7 @@ from wide.cli import checking, looking
 from wide.cli.joining import add_commands, join
 from wide.cli.launching import add_launch, launch
 from wide.config import SOCKET_HELP, Options, resolve
-from wide.errors import UsageError, WideError
+from wide.errors import StartsAgain, UsageError, WideError
 from wide.telemetry.log import without_invites
 
 SERVE_AUDIT = 0.01
@@ -197,6 +197,11 @@ def _shared(command: argparse.ArgumentParser) -> None:
     command.add_argument("--control", action="store_true", default=None, help="the run can be steered from that page")
     command.add_argument("--plain", action="store_true", default=None, help="lines instead of a screen that lives")
     command.add_argument("--device", metavar="auto|cpu|cuda:0|mps", help="where nodes compute (default: auto)")
+    command.add_argument(
+        "--isa",
+        metavar="auto|default|avx2|avx512",
+        help="the instruction set, which bits depend on (default: this CPU's best; serve: the best that all have)",
+    )
     command.add_argument("--socket", metavar="KEY=VALUE,…", help=SOCKET_HELP)
 
 
@@ -210,11 +215,14 @@ def _options(arguments: argparse.Namespace, **defaults: Any) -> Options:
 
 def _run(arguments: argparse.Namespace) -> int:
     options = _options(arguments)
-    if options.on == "local":
+    if options.on == "local":  # it sees to the instruction set itself
         from wide.launch.local import run_file as run
     else:
         options = _options(arguments, host="0.0.0.0")  # whoever an engine places is on another machine
         from wide.launch.engines import run_on as run
+        from wide.launch.instructions import chosen, obey
+
+        obey(chosen(options, None))
 
     result = run(arguments.job, options)
     _report(result, arguments.json, options)
@@ -223,14 +231,23 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _serve(arguments: argparse.Namespace) -> int:
     options = _options(arguments, port=DEFAULT_PORT, audit=SERVE_AUDIT)
+    from wide.job.place import located
+    from wide.launch.folder import found_run
+    from wide.launch.instructions import chosen, obey, start_again
+
+    obey(chosen(options, found_run(located(arguments.job), options)), options.log != "silent")  # before torch is loaded
     from wide.launch.serve import Serving, serve
 
+    token = os.environ.get("WIDE_TOKEN", "")
     host = options.host if arguments.host or os.environ.get("WIDE_HOST") else None
     port = options.port if arguments.port or os.environ.get("WIDE_PORT") else None
     serving = Serving(
-        arguments.token_file, host, port, arguments.address, arguments.keys, hides_invite=arguments.hide_invite
+        arguments.token_file, host, port, arguments.address, arguments.keys, arguments.hide_invite, os.name == "posix"
     )
-    result = serve(arguments.job, options, serving)
+    try:
+        result = serve(arguments.job, options, serving)
+    except StartsAgain as again:
+        start_again(again, token)
     _report(result, arguments.json, options)
     return 0
 

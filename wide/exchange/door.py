@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from wide.codec.layout import difference
 from wide.errors import OtherProgram, Refused
 from wide.exchange.guests import Guests
+from wide.exchange.likeness import Likeness
 from wide.job.program import Program
 from wide.job.program import difference as program_difference
 from wide.wire.messages import Hello, Offer, Ready, Tensor
@@ -32,6 +33,7 @@ class Door:
     offer: Offer | None = None  # what visitors are shown, and
     code: bytes = b""  # its payload
     steps: int | None = None  # that the run will have
+    likeness: Likeness | None = None  # what all must have in common; None: nothing
 
     def admit(self, hello: Hello, nonces: tuple[bytes, bytes] | None, binding: bytes, wall: float) -> Credential:
         """Whoever does not know the right secret is refused."""

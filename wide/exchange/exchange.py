@@ -22,6 +22,7 @@ from wide.errors import (
     NotRepeatable,
     NotYet,
     OtherProgram,
+    OtherSet,
     ProtocolError,
     Refused,
     TrainingFailed,
@@ -171,7 +172,9 @@ class Exchange:
         if peer.is_closed:
             return
         why = words.line(str(error))
-        if not peer.node:
+        if isinstance(error, OtherSet):
+            pass  # it comes again in a moment
+        elif not peer.node:
             self._complaints.of(peer.host, peer.address, error)
         elif not isinstance(error, TrainingFailed | NotYet):
             self.happenings.append(happened.Rejected(peer.node, reason_of(error), f"{peer.address}: {why}"))
@@ -180,7 +183,8 @@ class Exchange:
         is_news = not peer.node and self._now() - self._told_at > TOLD_EVERY_S  # of nodes we will hear that they left
         self._told_at = self._now()
         log.log(logging.INFO if is_news else logging.DEBUG, "dropped %s: %s", peer.name or peer.address, why)
-        self._board.say_goodbye(peer, why, error.exit_code, isinstance(error, OtherProgram))
+        isa = error.isa if isinstance(error, OtherSet) else ""
+        self._board.say_goodbye(peer, why, error.exit_code, isinstance(error, OtherProgram), isa)
         self._lost(peer, why, died=False)
 
     def close(self, why: str, code: int, comes_back: bool = False) -> None:

@@ -88,6 +88,9 @@ class Reception:
         number = EVALUATOR if peer.is_evaluator else self._known.get((peer.machine_id, hello.key), 0)
         if number in self.sent_away:
             raise Refused(self.sent_away[number])
+        if not peer.is_evaluator and self._door.likeness is not None:
+            is_first = not any(node > 0 for node in self._board.peers)
+            self._door.likeness.check(hello, hello.build == self._door.build, is_first)
         if (former := self._board.peers.get(number)) is not None:
             dismiss(former, Absent("came back", "it came back by another connection"))
         if not number:
@@ -139,7 +142,9 @@ class Reception:
         if self._door.offer is None:
             raise Refused("this pool has nothing to show: join it with --job FILE")
         peer.connection.reader.allow(self._load_of, HEADER_LIMIT, PROBE_NBYTES)
-        offer = msgspec.structs.replace(self._door.offer, at=self._clock.wall())
+        likeness = self._door.likeness
+        isa = likeness.offered if likeness is not None else ""
+        offer = msgspec.structs.replace(self._door.offer, at=self._clock.wall(), isa=isa)
         self._board.send(peer, offer, self._door.code)
         return []
 

@@ -68,9 +68,9 @@ class Switchboard:
         else:
             self._watch_writing(peer)
 
-    def say_goodbye(self, peer: Peer, why: str, code: int, is_program: bool = False) -> None:
+    def say_goodbye(self, peer: Peer, why: str, code: int, is_program: bool = False, isa: str = "") -> None:
         try:
-            peer.connection.send(say.Stop(why, code, is_program))
+            peer.connection.send(say.Stop(why, code, is_program, isa))
         except ConnectionLost:
             log.debug("%r was gone before goodbye", peer)
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-VARIABLES = ("ONEDNN_MAX_CPU_ISA", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ATEN_CPU_CAPABILITY")
+from wide.job import isa
+
 FLAGS: dict[str, Any] = {  # what torch has them at, if nobody touches them
     "cudnn.allow_tf32": True,
     "cudnn.benchmark": False,
@@ -64,13 +65,16 @@ def be_exact(device: torch.device) -> None:
 
 
 def build(device: torch.device, threads: int) -> str:
-    """Same words, same bits: torch build, device, threads, instruction set, and settings that are not torch's own."""
+    """Same words, same bits: torch build, device, threads, instruction set and whose, and settings that are not torch's
+    own.
+    """
+    used = isa.now()
     words = [
         f"torch {torch.__version__}",
         _device(device),
         f"{threads} threads",
-        torch.backends.cpu.get_cpu_capability(),
-        *(f"{name}={os.environ[name]}" for name in VARIABLES if os.environ.get(name)),
+        torch.backends.cpu.get_cpu_capability() + (f" ({used.maker})" if used.maker != isa.ANY else ""),
+        *(f"{name}={os.environ[name]}" for name in isa.VARIABLES if os.environ.get(name)),
     ]
     now = settings()
     if now["dtype"] != "float32":

@@ -19,6 +19,8 @@ import psutil
 
 from wide.config import Sockets, usable_cores
 from wide.errors import Unreachable, WideError
+from wide.job import isa
+from wide.launch import costs
 from wide.launch.addresses import addresses
 from wide.launch.places import cache_folder, private, state_folder
 from wide.launch.visit import Target, target_of, visit
@@ -84,6 +86,7 @@ def _cores() -> Iterator[Finding]:
     usable, there = usable_cores(), os.cpu_count() or 1
     limit = f", of {there} (affinity, or a container's limit)" if usable < there else ""
     yield Finding("cores", f"{usable}{limit}")
+    yield from _instructions()
     memory = psutil.virtual_memory()
     advice = (
         "close something: a node with torch takes some 300 MB, and its model" if memory.available < LEAST_MEMORY else ""
@@ -94,6 +97,18 @@ def _cores() -> Iterator[Finding]:
         yield Finding(
             "shared memory", f"{shm / 1e9:.1f} GB" if shm else "none: nodes on this machine are sent everything"
         )
+
+
+def _instructions() -> Iterator[Finding]:
+    """Which bits depend on; and what the lower sets would cost, should a pool need one."""
+    best, used = isa.best_here(), isa.now()
+    if best.family != "x86":
+        yield Finding("instructions", best.name)
+        return
+    lower = [isa.wanted(rung, best) for rung in reversed(isa.RUNGS[: best.height])]
+    told = [words for one in lower if (words := costs.words(one))]
+    own = f"; this shell's variables say {used.name}" if used != best else ""
+    yield Finding("instructions", "; ".join([f"up to {best.name}, {best.maker}'s{own}", *told]))
 
 
 def _disk() -> Iterator[Finding]:

@@ -78,10 +78,15 @@ def remembered_spec(spec: str, options: Options) -> str:
 
 def remembered_set(name: str, script: str | None, options: Options) -> dict[str, Any]:
     """The same for a function that a script, or a notebook, trains."""
-    if options.resume is None:
-        return {}
-    folder = _find(options.out, options.resume, name, Path(script) if script else None)
+    folder = found_before(name, script, options)
     return story.set_of(folder) if folder is not None else {}
+
+
+def found_before(name: str, script: str | None, options: Options) -> Path | None:
+    """The folder of the run that a script, or a notebook, goes on with, if it does."""
+    if options.resume is None:
+        return None
+    return _find(options.out, options.resume, name, Path(script) if script else None)
 
 
 def _made_with_out(job: Path) -> list[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shlex
 import socket
@@ -12,12 +13,13 @@ from typing import Any
 import msgspec
 
 from wide.config import Sockets, usable_cores
-from wide.errors import OtherProgram, ProtocolError, Refused, UsageError
+from wide.errors import OtherProgram, OtherSet, ProtocolError, Refused, UsageError
 from wide.job.place import located
 from wide.job.spec import arguments_of, values_of_words, with_told
 from wide.launch import memories
 from wide.launch.code import MOST_ARGUMENTS, check_consent, offered, put_down
 from wide.launch.guard import Terms
+from wide.launch.instructions import change, follow
 from wide.launch.lending import Lent, lend
 from wide.launch.signals import on_signals, say_and_end
 from wide.launch.token import forget_token
@@ -27,6 +29,7 @@ from wide.transport.endpoint import Endpoint
 from wide.wire import words
 from wide.wire.messages import Offer
 
+MOST_SETS = 16  # that a pool may ask for, one after the other
 RETRY_S = 3600.0  # how long a pool is looked for that went away
 
 
@@ -66,13 +69,30 @@ def join(joining: Joining) -> int:
             pool = msgspec.structs.replace(pool, most_bytes_per_s=joining.most_bytes_per_s)
             try:
                 lent = Lent(pool, job, name, joining.device, joining.log, joining.retry_s, workers=joining.workers)
-                lend(lent, joining.terms)
+                _lend(lent, joining, target)
                 return 0
             except OtherProgram:
                 if not digest or digest == before:
                     raise
                 before = digest
                 log.info("the pool trains other code by now: looking at it")
+
+
+def _lend(lent: Lent, joining: Joining, target: Target) -> None:
+    """A pool that needs another instruction set is worked for by a process that has it: a new one, which was not told
+    anything else, and whose owner is not asked again.
+    """
+    is_again = False
+    for _ in range(MOST_SETS):
+        try:
+            return lend(lent, joining.terms, is_again)
+        except OtherSet as other:
+            told, is_again = other.isa, True
+            if not told:  # a child of this process has heard it
+                look = functools.partial(visit, target, lent.name, "guest")
+                told = patiently(look, joining.retry_s, joining.terms.until)[0].offer.isa
+            change(other, told)
+    raise Refused("the pool asks for one instruction set after the other")
 
 
 def _tell_terms(terms: Terms, has_invite: bool) -> None:
@@ -90,6 +110,7 @@ def _visited(target: Target, joining: Joining, name: str) -> tuple[Endpoint, str
     seen, pool = patiently(lambda: visit(target, name, "guest"), joining.retry_s, joining.terms.until)
     known = "answers with the right certificate" if seen.is_encrypted else "answers, and knows the secret"
     log.info("%s %s. Job %s; %s to it.", seen.address, known, _quoted(seen.offer), seen.width)
+    follow(seen.offer.isa)
     job, digest = (_own_job(joining.job, seen), "") if joining.job is not None else _code(target, seen, joining)
     if pool.credential.name.startswith("invite "):  # it has no key of its own there, or none that is good
         if is_typed(joining.target):

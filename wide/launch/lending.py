@@ -10,7 +10,7 @@ from types import FrameType
 import msgspec
 
 from wide.config import Options, usable_cores
-from wide.errors import Interrupted, OtherProgram, WideError
+from wide.errors import Interrupted, OtherProgram, OtherSet, WideError
 from wide.launch.guard import IDLE_S, Busy, Guard, Terms, wait_until_idle
 from wide.launch.processes import Children, warm_up
 from wide.launch.signals import SIGNALS, say_and_end
@@ -18,6 +18,7 @@ from wide.telemetry.log import log
 from wide.transport.endpoint import Endpoint
 
 OTHER_PROGRAM = 79  # a child's exit code: the pool trains another program by now
+OTHER_SET = 80  # it uses another instruction set
 LEAVE_S = 10.0  # for children to hand in what they have
 
 
@@ -34,13 +35,13 @@ class Lent(msgspec.Struct, frozen=True):
     workers: int | None = None  # None: as the job says
 
 
-def lend(lent: Lent, terms: Terms) -> None:
-    """Until the pool is done. Raises what ended it before."""
+def lend(lent: Lent, terms: Terms, is_again: bool = False) -> None:
+    """Until the pool is done. Raises what ended it before. `is_again`: what this process has loaded does not fit."""
     terms.take_a_back_seat()
     count = terms.nodes if terms.nodes is not None else _count(lent)
     while True:
         try:
-            if count == 1:
+            if count == 1 and not is_again:
                 from wide.launch.lent import serve_here
 
                 return serve_here(lent, terms)
@@ -91,6 +92,8 @@ def _serve_by_children(lent: Lent, terms: Terms, count: int) -> None:
         raise guard.why or Interrupted("left the pool", signals[0])
     if OTHER_PROGRAM in (codes := [code for code in children.exit_codes() if code]):
         raise OtherProgram("the pool's code has changed")
+    if OTHER_SET in codes:
+        raise OtherSet("the pool uses other instructions", "")
     if codes:
         error = WideError(f"{len(codes)} of this machine's {count} nodes ended before the run did; see above")
         error.exit_code = max(codes) if max(codes) > 0 else 1

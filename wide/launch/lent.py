@@ -12,14 +12,14 @@ import time
 from pathlib import Path
 from types import FrameType
 
-from wide.errors import Interrupted, OtherProgram, WideError
+from wide.errors import Interrupted, OtherProgram, OtherSet, WideError
 from wide.job.definition import Job
 from wide.job.loading import load
 from wide.job.place import place_of
 from wide.launch.child import end_with_parent
 from wide.launch.code import code_folder
 from wide.launch.guard import Guard, Terms
-from wide.launch.lending import LEAVE_S, OTHER_PROGRAM, Lent
+from wide.launch.lending import LEAVE_S, OTHER_PROGRAM, OTHER_SET, Lent
 from wide.launch.signals import on_signals, say_and_end
 from wide.node.greeting import Identity, pick_device
 from wide.node.membership import Membership, raise_for
@@ -103,6 +103,8 @@ def serve_as_child(lent: Lent) -> None:
             sys.exit(0)
         except OtherProgram:
             sys.exit(OTHER_PROGRAM)
+        except OtherSet:
+            sys.exit(OTHER_SET)
         except WideError as error:
             log.error("%s: %s", lent.name, error)
             sys.exit(error.exit_code)

@@ -26,11 +26,13 @@ from wide.dashboard.progress import counted
 from wide.dashboard.terminal import FIRST_S, PIPED_S, Display, Screen, has_screen
 from wide.errors import BY_EXIT_CODE, Interrupted, TrainingFailed, UsageError, WideError
 from wide.job.definition import Job
+from wide.job.isa import Isa
 from wide.job.loading import check_not_importing, load, make, values_of
 from wide.job.place import located
 from wide.job.spec import PYTHON, TOLD, Given, split_spec, title_of
 from wide.job.values import Function, Values, is_function
-from wide.launch.folder import remembered_set, remembered_spec
+from wide.launch.folder import found_before, found_run, remembered_set, remembered_spec
+from wide.launch.instructions import chosen, for_children, obey
 from wide.launch.processes import CONTEXT, Children, warm_up
 from wide.launch.relay import seen
 from wide.launch.result import Result, from_json
@@ -45,6 +47,8 @@ def run_file(spec: str, options: Options) -> Result:
     spec = remembered_spec(located(spec), options)
     path, _ = split_spec(spec)
     name = title_of(path)
+    wanted = chosen(options, found_run(spec, options))
+    obey(wanted, options.log != "silent")
     _first_words(path.name, options)
     if options.node_count == 0:
         from wide.job.compiler import put_off
@@ -59,6 +63,7 @@ def run_file(spec: str, options: Options) -> Result:
 def plan_file(spec: str, options: Options) -> bytes:
     """`wide plan FILE`, as JSON."""
     spec = located(spec)
+    obey(chosen(options, None), options.log != "silent")
     return _run_in_child(spec, title_of(split_spec(spec)[0]), msgspec.structs.replace(options, only_plans=True))
 
 
@@ -74,11 +79,13 @@ def run_job(what: Job | Function, values: Mapping[str, Any] | None, **given: Any
     script = getattr(sys.modules["__main__"], "__file__", None)
     name = Path(script).stem if script else _name_of(what)
     job, made_with = _made(what, values, lambda: remembered_set(name, script, options))
+    wanted = chosen(options, found_before(name, script, options))
     _first_words(name, options)
     if options.node_count == 0:
+        obey(wanted)
         return _run_here(job, name, options, script or "", is_python=True, values=made_with)
     with _pickled(job, made_with) as words:
-        result = from_json(_run_in_child(words, name, options, script or ""))
+        result = from_json(_run_in_child(words, name, options, script or "", wanted))
     from wide.store.weights import load_weights
 
     model = load_weights(job.model(), Path(result.run_dir))
@@ -168,8 +175,8 @@ def _run_here(job: Job, name: str, options: Options, spec: str, is_python: bool,
     return Training(job, name, options, origin).train(None)
 
 
-def _run_in_child(job: str | bytes, name: str, options: Options, script: str = "") -> bytes:
-    """The coordinator's answer."""
+def _run_in_child(job: str | bytes, name: str, options: Options, script: str = "", wanted: Isa | None = None) -> bytes:
+    """The coordinator's answer. `wanted`: the instruction set of its processes, if it is not this one's."""
     ours, theirs = CONTEXT.Pipe(duplex=False)
     spec = job if isinstance(job, str) else script
     display = _display(options)
@@ -178,8 +185,9 @@ def _run_in_child(job: str | bytes, name: str, options: Options, script: str = "
     theirs_too = [pipe[1] if pipe is not None else None for pipe in (spoken, shown)]
     arguments = (job, name, options, list(sys.argv), spec, theirs, *theirs_too)
     with _Signals() as signals, contextlib.ExitStack() as stack:
-        warm_up(job if isinstance(job, str) else "")
-        process = Children().start("wide.launch.child", "coordinate", *arguments, may_have_children=True)
+        with for_children(wanted):
+            warm_up(job if isinstance(job, str) else "")
+            process = Children().start("wide.launch.child", "coordinate", *arguments, may_have_children=True)
         for end in (theirs, *theirs_too):
             if end is not None:
                 end.close()

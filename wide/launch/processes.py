@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 
+from wide.job import isa
 from wide.launch.environment import add_wishes
 from wide.launch.signals import signals_held
 
@@ -25,11 +26,19 @@ JOB_VARIABLE = "WIDE_WARM_JOB"
 CONTEXT = multiprocessing.get_context("forkserver") if HAS_FORKSERVER else multiprocessing.get_context("spawn")
 GRACE_S = 3.0
 _main_lock = threading.Lock()
+_told: dict[str, str | None] = {}  # what the server's environment says of instruction sets
 
 
 def warm_up(job_spec: str = "") -> None:
-    """Begin to load torch and the job's file where children will be forked from; returns at once."""
+    """Begin to load torch and the job's file where children will be forked from; returns at once. A server that was
+    told of another instruction set is of no use any more.
+    """
+    global _told
     if HAS_FORKSERVER:
+        told = {name: os.environ.get(name) for name in isa.VARIABLES}
+        if _told and told != _told:
+            forkserver._forkserver._stop()  # type: ignore[attr-defined]
+        _told = told
         CONTEXT.set_forkserver_preload(["wide.launch.warm"])
         os.environ[JOB_VARIABLE] = job_spec
         added = add_wishes(os.environ)

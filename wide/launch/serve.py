@@ -56,6 +56,7 @@ class Serving:
     address: str | None = None
     keys: str | None = None  # a folder with keys and an invite that were made before
     hides_invite: bool = False
+    may_start_again: bool = False  # as a new process: this one is the command's own
 
 
 Place = Callable[[str, Path], Launcher]  # given an invite and the run's folder
@@ -89,7 +90,8 @@ def serve(spec: str, options: Options, serving: Serving, place: Place | None = N
                 placed.pop().close()
             say_and_end(number, why)
 
-        origin = Origin(sys.argv, spec, end=end, values=values_of(spec))
+        may_start_again = serving.may_start_again and place is None
+        origin = Origin(sys.argv, spec, end=end, values=values_of(spec), may_start_again=may_start_again)
         training = Training(job, title_of(split_spec(spec)[0]), options, origin)
         folder = training.dir
         create(folder / DATABASE)

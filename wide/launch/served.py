@@ -18,6 +18,7 @@ from wide.errors import WideError
 from wide.job.spec import parts
 from wide.launch.code import Code, put_down
 from wide.launch.crew import Launcher
+from wide.launch.instructions import chosen, obey
 from wide.transport.endpoint import Endpoint
 
 INVITE, RESULT, ERROR = "invite", "result", "error"
@@ -69,6 +70,10 @@ def main() -> None:
 
 
 def _served(errand: Errand, address: str, answers: IO[str]) -> tuple[object, ...]:
+    try:
+        obey(chosen(errand.options, errand.options.out), tells=False)
+    except WideError as error:
+        return ERROR, error.exit_code, str(error), error.details
     from wide.launch.serve import Serving, serve
 
     def place(invite: str, folder: Path) -> Launcher:

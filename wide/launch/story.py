@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from wide.config import Options, usable_cores
-from wide.errors import Interrupted, WideError
+from wide.errors import Interrupted, StartsAgain, WideError
+from wide.job import isa
 from wide.job.spec import arguments_of, parts, split_spec, with_arguments, with_told, written
 from wide.store.sessions import FILE, SCHEMA, plain, sessions
 from wide.telemetry.log import log
@@ -39,6 +40,7 @@ class Story:
         source = _source(job)
         self._tell_changes(source)
         self._tell_values(set_of(folder), values)
+        self._tell_isa(isa_of(folder))
         self._sessions.append(
             {
                 "state": "running",
@@ -58,6 +60,7 @@ class Story:
                     "platform": platform.platform(),
                     "cores": usable_cores(),
                     "pid": os.getpid(),
+                    "isa": str(isa.now()),
                 },
             }
         )
@@ -84,13 +87,21 @@ class Story:
             was = written(before) or "none"
             log.warning("the job's values are not as they were when this run was last trained (%s)", was)
 
+    def _tell_isa(self, before: isa.Isa | None) -> None:
+        if before is not None and before != (now := isa.now()):
+            words = "this run was trained with %s until now and goes on with %s: its bits are those of neither alone"
+            log.warning(words, before, now)
+
     def ended(self, why: str) -> None:
         self._end("done", why)
 
     def failed(self, error: BaseException) -> None:
         """What went wrong, and where: also in log.jsonl, for whoever looks there first."""
         details = error.details if isinstance(error, WideError) else ""
-        state = "interrupted" if isinstance(error, Interrupted | KeyboardInterrupt) else "failed"
+        is_stopped = isinstance(error, Interrupted | KeyboardInterrupt | StartsAgain)
+        state = "interrupted" if is_stopped else "failed"
+        if isinstance(error, StartsAgain):
+            self._sessions[-1]["machine"]["isa"] = error.isa  # that it goes on with
         why = str(error) or type(error).__name__
         log.error("%s", why, extra={"is_for_file": True, "fields": {"state": state, "details": details}})
         self._end(state, why, details)
@@ -124,6 +135,12 @@ def set_of(folder: Path) -> dict[str, Any]:
         if isinstance(values := session.get("set"), dict):
             return {name: value for name, value in values.items() if name.isidentifier()}
     return {}
+
+
+def isa_of(folder: Path) -> isa.Isa | None:
+    """The instruction set that it was last trained with, if that is known."""
+    found = sessions(folder)
+    return isa.parse(str(found[-1].get("machine", {}).get("isa", ""))) if found else None
 
 
 def asked(folder: Path) -> dict[str, Any]:

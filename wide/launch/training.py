@@ -29,10 +29,12 @@ from wide.coordinator.master import Master
 from wide.coordinator.resume import Start
 from wide.coordinator.run import Run
 from wide.dashboard.terminal import Post, watching
-from wide.errors import Interrupted, ParametersMoved, TrainingFailed, UsageError
+from wide.errors import Interrupted, ParametersMoved, StartsAgain, TrainingFailed, UsageError
 from wide.exchange.common import Common
 from wide.exchange.door import Door
 from wide.exchange.feed import Feed
+from wide.exchange.likeness import Likeness
+from wide.job import isa
 from wide.job.definition import Job
 from wide.job.hands import Hands
 from wide.job.here import Here
@@ -68,6 +70,7 @@ from wide.store.state_dict import unpack
 from wide.store.tensorboard import EventFile
 from wide.store.weights import weights_sha256
 from wide.store.wishes import Wishes
+from wide.strategy.catalogue import EXACT
 from wide.telemetry.log import log, logging_to
 from wide.telemetry.process import give_back_free_memory
 from wide.telemetry.snapshot import Window
@@ -80,7 +83,8 @@ from wide.wire.messages import Offer
 class Origin:
     """Who wants this run: the command line that began it, its job's file (`file.py:name`) if it has one, and whether
     `wide.run` did it. `end`, if this is a process of our own: says why, and ends it. `post`, if somebody else shows
-    pictures of the run. `values`: what the job's function was called with.
+    pictures of the run. `values`: what the job's function was called with. `may_start_again`: as a new process, should
+    the pool need another instruction set.
     """
 
     command: list[str]
@@ -90,6 +94,7 @@ class Origin:
     post: Post | None = None
     variable: str = "job"  # what the caller calls it
     values: dict[str, Any] = field(default_factory=dict)
+    may_start_again: bool = False
 
     @property
     def file(self) -> Path | None:
@@ -347,6 +352,7 @@ class Training:
             )
         data = options.data if samples.stream is None else "stream"
         offer, code = self._offer(course, samples) if crew.is_open else (None, b"")
+        likeness = self._likeness()
         door = Door(
             guests=crew.guests,
             seed=seed,
@@ -360,7 +366,15 @@ class Training:
             offer=offer,
             code=code,
             steps=course.steps,
+            likeness=likeness,
         )
+
+        def watch() -> str:
+            if likeness.wanted is not None:
+                words = f"the pool settles on {likeness.wanted.name} instructions"
+                raise StartsAgain(words, str(likeness.wanted), str(self.dir))
+            return crew.trouble()
+
         is_streamed = samples.stream is None and (data == "stream" or (crew.is_open and data == "auto"))
         if options.check and is_streamed and (problem := selfcheck.of_data(samples, samples.batch_size, seed)):
             raise TrainingFailed(problem)
@@ -370,7 +384,7 @@ class Training:
         server = assembly.server(course, hub, door, feed, encoders, crew.is_open, evaluates, common=common)
         self._began(server.run)
         try:
-            server.serve(crew.trouble, crew.is_evaluator_gone)
+            server.serve(watch, crew.is_evaluator_gone)
         finally:
             encoders.close()
             server.close()
@@ -378,6 +392,12 @@ class Training:
         self._tell_end()
         self.plan_words = server.plan_words
         return server.totals()
+
+    def _likeness(self) -> Likeness:
+        may_settle = self._origin.may_start_again and self.options.isa == "auto"
+        is_exact = lambda: self._run is not None and self._run.strategy is EXACT  # noqa: E731
+        has_begun = lambda: self._run is not None and bool(self._run.record.losses)  # noqa: E731
+        return Likeness(isa.now(), isa.best_here(), may_settle, is_exact, has_begun)
 
     def _offer(self, course: Course, samples: Samples) -> tuple[Offer, bytes]:
         """What whoever thinks of joining is shown, and the code that it would run."""

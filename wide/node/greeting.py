@@ -10,6 +10,7 @@ import torch
 
 from wide.config import Options, usable_cores
 from wide.errors import UsageError
+from wide.job import isa
 from wide.job.settings import build
 from wide.telemetry.process import machine
 from wide.transport.connection import Connection
@@ -64,6 +65,9 @@ def introduce(connection: Connection, identity: Identity, threads: int) -> say.W
         identity.key,
         machine() if identity.device.type == "cpu" else "",  # who computes elsewhere does not share cores
         max(1, usable_cores() // threads),
+        str(isa.now()),
+        str(isa.best_here()),
+        identity.device.type,
     )
     say_hello(connection, identity.credential, who)
     welcome = expect(connection, say.Welcome)

@@ -17,6 +17,7 @@ from wide.errors import (
     NotRepeatable,
     NotShared,
     NotYet,
+    OtherSet,
     ParametersMoved,
     TrainingFailed,
     Unreachable,
@@ -83,6 +84,8 @@ class Membership:
         while True:
             try:
                 return self._once()
+            except OtherSet:
+                raise  # not in this process
             except (ConnectionLost, Unreachable, NotYet, WrongPool) as error:
                 if isinstance(error, WrongPool) and not self._was_welcome:
                     raise  # a pool that it knew may have made room for another one, and come back

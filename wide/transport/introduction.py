@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
-from wide.errors import BY_EXIT_CODE, OtherProgram, ProtocolError, Refused, VersionMismatch, WideError
+from wide.errors import BY_EXIT_CODE, OtherProgram, OtherSet, ProtocolError, Refused, VersionMismatch, WideError
 from wide.transport.connection import Connection
 from wide.wire import messages as say
 from wide.wire import words
@@ -28,6 +28,9 @@ class Self(msgspec.Struct, frozen=True):
     key: str = ""
     machine: str = ""
     cores: int = 0
+    isa: str = ""
+    best: str = ""
+    device: str = ""
 
 
 def knock(connection: Connection) -> None:
@@ -61,6 +64,8 @@ def say_hello(connection: Connection, credential: Credential, who: Self) -> say.
 
 def error_of(stop: say.Stop) -> WideError:
     """Why the other end said goodbye, if not because all is done."""
+    if stop.isa:
+        return OtherSet(words.line(stop.why), stop.isa)
     kind = OtherProgram if stop.is_program else BY_EXIT_CODE.get(stop.exit_code, WideError)
     return kind(words.line(stop.why))
 

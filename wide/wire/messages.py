@@ -76,6 +76,9 @@ class Hello(Message, frozen=True):
     key: str = ""  # that only I know. Should you know me by it, this is my new connection, and the old one is void
     machine: Annotated[str, msgspec.Meta(max_length=64)] = ""  # the same for all processes of one machine
     cores: Annotated[int, msgspec.Meta(ge=0, le=65536)] = 0  # that it has for nodes like me
+    isa: Annotated[str, msgspec.Meta(max_length=64)] = ""  # the instruction set that I use, and
+    best: Annotated[str, msgspec.Meta(max_length=64)] = ""  # the best one that I could use (job/isa.py)
+    device: Annotated[str, msgspec.Meta(max_length=16)] = ""  # what kind I compute on: cpu, cuda, mps
 
 
 class Known(Message, frozen=True):
@@ -99,6 +102,7 @@ class Offer(Message, frozen=True):
     arguments: list[str] = []  # that the job was given
     at: float = 0.0  # what my clock says
     values: list[str] = []  # that its function was called with: name:=JSON
+    isa: str = ""  # the instruction set that all must use, so that their bits agree; empty: any
 
 
 class Welcome(Message, frozen=True):
@@ -267,6 +271,7 @@ class Stop(Message, frozen=True):
     why: str
     exit_code: int
     is_program: bool = False  # your code is not mine: if it was I who sent it, ask for it again
+    isa: str = ""  # begin anew with this instruction set, which you have, and you are welcome
 
 
 class Planned(Message, frozen=True):
