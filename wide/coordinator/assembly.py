@@ -15,6 +15,7 @@ from wide.coordinator import resume
 from wide.coordinator.aside import Aside
 from wide.coordinator.checkpoints import Checkpoints, Writer
 from wide.coordinator.evaluation import Evaluation
+from wide.coordinator.gatekeeper import Gatekeeper
 from wide.coordinator.journal import Points
 from wide.coordinator.judging import Judge
 from wide.coordinator.master import Master
@@ -149,6 +150,7 @@ def server(
     coordinator = Server(
         *(exchange, pool, run, evaluation, course.clock, course.window),
         *(planner, course.name, course.asked, course.stop),
+        Gatekeeper(is_clipped=master.descent.is_clipped),
     )
     course.catch_up(run)
     return coordinator

@@ -13,6 +13,7 @@ from typing import Any
 from wide.coordinator import events
 from wide.coordinator.aside import Pending, afterwards
 from wide.coordinator.evaluation import Evaluation
+from wide.coordinator.gatekeeper import Gatekeeper, Seen
 from wide.coordinator.picture import Home, Painter, Shell
 from wide.coordinator.planning import Planner
 from wide.coordinator.queue import EventQueue
@@ -53,14 +54,16 @@ class Server:
         name: str = "",
         asked: Asked | None = None,
         stop: Callable[[], None] = lambda: None,
+        gate: Gatekeeper | None = None,
     ) -> None:
-        self.exchange, self.pool, self.run = exchange, pool, run
+        self.exchange, self.pool, self.run, self._gate = exchange, pool, run, gate or Gatekeeper()
         self._evaluation, self._now, self._window, self._planner = evaluation, clock.now, window, planner
         self._queue = EventQueue(
             pool,
             {
                 **run.performers,
                 events.GrantLease: self._grant,
+                events.MergeUpdate: self._merge,
                 events.DropNode: self._drop,
                 events.RejectUpdate: self._reject,
                 events.MakeVersion: self._make_version,
@@ -238,9 +241,22 @@ class Server:
         if self.pool.is_over or not self.run.take(it.lease, Taken(it.flat, it.sizes, it.losses, it.journey, it.digest)):
             self.run.master.release(it.flat)
         else:
-            compute_s = it.journey.compute_s
-            batches = len(it.losses)
-            self._queue.post(events.UpdateArrived(it.node, it.lease, it.problem, compute_s, batches, it.digest))
+            compute_s, batches, doubt = it.journey.compute_s, len(it.losses), self._doubt(it)
+            self._queue.post(events.UpdateArrived(it.node, it.lease, it.problem, compute_s, batches, it.digest, doubt))
+
+    def _doubt(self, it: happened.Updated) -> str:
+        """What is odd about an update that is sound, if anything."""
+        member = self.pool.members.get(it.node)
+        lease = member.leases.get(it.lease) if member is not None else None
+        if lease is None or it.problem:
+            return ""
+        batches, first, schedule = len(it.losses), lease.block.first, self.run.schedule
+        share, counts, phases = schedule.share(first, it.sizes[:batches]), it.flat.weights, self.run.master.descent.phases
+        amount = -(-batches // lease.group) if lease.group else sum(counts) if counts else share
+        per_sample = sum(counts) / share if counts else None
+        phase = schedule.step_at(first).number % phases if phases > 1 and not lease.group else 0
+        seen = Seen(it.node, self.run.strategy.update_role, it.norm, amount, it.losses, per_sample, phase)
+        return self._gate.doubt(it.lease, seen)
 
     def _enrolled(self, it: happened.Enrolled) -> None:
         self.run.record.journal.enrolled(it.machine, it.name, it.address, it.invite)
@@ -368,11 +384,16 @@ class Server:
         assignment = assignment._replace(rates=rates) if (rates := self.run.rates) else assignment
         self.exchange.send_work(grant.node, assignment)
 
+    def _merge(self, merge: events.MergeUpdate) -> Pending | None:
+        self._gate.merged(merge.lease)
+        return self.run.performers[events.MergeUpdate](merge)
+
     def _drop(self, drop: events.DropNode) -> None:
         self._dropped.add(drop.node)
         self.exchange.dismiss_node(drop.node, TrainingFailed(drop.why))
 
     def _reject(self, reject: events.RejectUpdate) -> None:
+        self._gate.forget(reject.lease)
         self.run.performers[events.RejectUpdate](reject)
         self.exchange.refused(reject.node, reject.lease)
 
