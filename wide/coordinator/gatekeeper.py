@@ -1,8 +1,8 @@
 """Is an update unlike what others send? Numbers only: norms, weights, losses. Knows no tensors, no clock, no network.
 
 It hears of every update that arrives, and says a doubt in words, or nothing; and of every one that was merged, from
-which it learns what is usual. A doubt decides nothing: the pool has the work done once more, by another node. So a wrong
-doubt costs that work, and a missed one lets in `MOST` times the usual, no more.
+which it learns what is usual. A doubt decides nothing: the pool has the work done once more, by another node. So a
+wrong doubt costs that work, and a missed one lets in `MOST` times the usual, no more.
 
 An honest run begins, drifts and spikes. So nothing is doubted before there is something to compare it with; all is
 measured against the median of the last updates, which follows a drift; and after a doubted one that was merged all the

@@ -250,8 +250,8 @@ class Server:
         lease = member.leases.get(it.lease) if member is not None else None
         if lease is None or it.problem:
             return ""
-        batches, first, schedule = len(it.losses), lease.block.first, self.run.schedule
-        share, counts, phases = schedule.share(first, it.sizes[:batches]), it.flat.weights, self.run.master.descent.phases
+        batches, first, counts, schedule = len(it.losses), lease.block.first, it.flat.weights, self.run.schedule
+        share, phases = schedule.share(first, it.sizes[:batches]), self.run.master.descent.phases
         amount = -(-batches // lease.group) if lease.group else sum(counts) if counts else share
         per_sample = sum(counts) / share if counts else None
         phase = schedule.step_at(first).number % phases if phases > 1 and not lease.group else 0

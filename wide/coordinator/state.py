@@ -219,7 +219,8 @@ class Pool:
         member.staleness, discount = staleness, self.policy.discount(staleness)
         self.deadly.survived(block)
         self._granting.is_careful = self.deadly.is_suspicious
-        merge = MergeUpdate(event.node, lease.number, block, self.version + 1, discount, staleness, lease.granted_at)
+        granted = lease.granted_at, lease.group
+        merge = MergeUpdate(event.node, lease.number, block, self.version + 1, discount, staleness, *granted)
         return [merge, *(self._settle(now, closed) or self._grant(member, now))]
 
     def _refuse(self, member: Member, lease: Lease, reason: str, why: str, now: float) -> list[Action]:

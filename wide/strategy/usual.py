@@ -1,5 +1,5 @@
-"""What is usual: running medians over a bounded window, and how long an update usually is. Plain numbers; knows no nodes
-and no tensors.
+"""What is usual: running medians over a bounded window, and how long an update usually is. Plain numbers; knows no
+nodes and no tensors.
 
 A median does not move for one who lies, however much, and moves along with what everybody does: within half a window.
 """
