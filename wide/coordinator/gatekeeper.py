@@ -20,6 +20,7 @@ from wide.strategy.usual import WINDOW, Lengths, Median
 
 FEW, ENOUGH = 3, 16  # updates, to compare with at all, and to know how they scatter
 SOME = 4  # of gradients, which are many, one of so many says what is usual, once that is known
+GOLDEN = (math.sqrt(5) - 1) / 2  # which ones: in no step with nodes that take turns
 MOST = 64.0  # times the usual: honest ones were seen to reach 34 (docs/findings.md)
 MOST_EARLY = 4 * MOST  # while few are known
 MOST_CLIPPED = MOST * MOST  # gradients of a job with clip_norm: they may explode, and what is merged is cut
@@ -75,7 +76,8 @@ class Usual:
     def is_enough(self, norm: float) -> bool:
         """Is that known well enough without this one, which was merged?"""
         self._merged += 1
-        return self._merged % SOME > 0 and self.lengths.count > WINDOW and norm > 0 and not self._is_delta
+        is_one_of_some = self._merged * GOLDEN % 1.0 * SOME < 1.0
+        return self.lengths.count > WINDOW and norm > 0 and not (is_one_of_some or self._is_delta)
 
     def learn(self, seen: Seen) -> None:
         if self._believing:
