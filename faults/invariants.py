@@ -362,7 +362,9 @@ def check_buffers(judge: Judge, server: Server) -> None:
         hands += [sent.room for sent in peer.outgoing.leases.values()]
     hands += [happening.flat for happening in server.exchange.happenings if hasattr(happening, "flat")]
     fold, master = server.run._fold, server.run.master
-    hands += [master._owed, getattr(fold, "_total", None)]
+    hands.append(master._owed)
+    if getattr(fold, "_gather", None) is not None:
+        hands += fold._gather.held  # type: ignore[attr-defined]
     if getattr(fold, "_sum", None) is not None:
         hands += list(fold._sum._waiting.values())  # type: ignore[attr-defined]
     hands += master.spare._free

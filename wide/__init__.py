@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Unpack
 
-    from wide.config import Compress, Data, Log, Sockets, Strategy, Track
+    from wide.config import Compress, Data, Log, Robust, Sockets, Strategy, Track
     from wide.errors import (
         Interrupted,
         NotYet,
@@ -90,6 +90,7 @@ class RunOptions(TypedDict, total=False):
     keep: int | None
     data: Data | None
     compress: Compress | None
+    robust: Robust | None
     log: Log | None
     plain: bool | None
     track: Track | None

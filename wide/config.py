@@ -20,6 +20,7 @@ from wide.errors import UsageError
 Strategy = Literal["sync", "async", "local", "auto"]
 Data = Literal["local", "stream", "auto"]
 Compress = Literal["lossless", "auto", "none", "lz4", "zstd", "bf16", "int8", "int4", "topk"]
+Robust = Literal["clip", "trimmed", "median"]
 Log = Literal["silent", "normal", "verbose"]
 Isa = Literal["auto", "default", "avx2", "avx512", "avx2-any", "avx512-any"]
 Track = Literal["wandb", "trackio", "mlflow"]
@@ -61,6 +62,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     keep: int = 3
     data: Data = "auto"
     compress: Compress | None = None
+    robust: Robust | None = None  # how async and local add updates up; None: by their mean
     log: Log = "normal"
     plain: bool = False  # lines instead of a screen
     track: Track | None = None
@@ -112,6 +114,15 @@ def resolve(given: Mapping[str, Any], environ: Mapping[str, str]) -> Options:
         if value is not None:
             values[name] = _checked(name, value, kind, source)
     return Options(**values)
+
+
+def check_robust(options: Options) -> None:
+    """An exact sum has no other way to be added up."""
+    if options.robust is not None and options.strategy in (None, "sync"):
+        raise UsageError(
+            f"--robust {options.robust} is for --strategy async, local or auto: sync adds up exactly, and --audit "
+            "finds there who is wrong"
+        )
 
 
 def _checked(name: str, value: Any, kind: Any, source: str) -> Any:

@@ -174,6 +174,11 @@ def _shared(command: argparse.ArgumentParser) -> None:
         "none, or one of lz4, zstd, bf16, int8, int4, topk",
     )
     command.add_argument(
+        "--robust",
+        metavar="clip|trimmed|median",
+        help="async and local: a mean that one wrong update cannot carry away (clip: cheapest; see docs/trust.md)",
+    )
+    command.add_argument(
         "--no-check",
         dest="check",
         action="store_false",

@@ -18,6 +18,7 @@ from wide.coordinator.audits import Audits
 from wide.coordinator.canaries import Canaries
 from wide.coordinator.checkpoints import Checkpoints, Writer
 from wide.coordinator.evaluation import Evaluation
+from wide.coordinator.gatekeeper import Gatekeeper
 from wide.coordinator.journal import Points
 from wide.coordinator.judging import Judge
 from wide.coordinator.master import Master
@@ -37,6 +38,8 @@ from wide.exchange.goods import Goods
 from wide.job.samples import Samples
 from wide.job.schedule import Schedule
 from wide.strategy.catalogue import EXACT, MEASURES
+from wide.strategy.gather import Sum
+from wide.strategy.robust import GATHERINGS
 from wide.telemetry.clock import REAL, Clock
 from wide.telemetry.snapshot import Window
 from wide.telemetry.totals import NodeTotals
@@ -94,7 +97,7 @@ class Course:
             self.options.seconds,
             is_open,
             EXACT.name if is_alone else strategy,  # of one node all are the same
-            self.master.descent.is_plain,
+            self.master.descent.is_plain and self.options.robust not in ("trimmed", "median"),
             self.start.position,
             self.options.checkpoint_every,
             self._verdicts,
@@ -124,7 +127,8 @@ class Course:
             stream = (lambda steps: samples.state(schedule, steps)) if samples is not None else lambda steps: None
             saving = Checkpoints(self.master, record, nodes, asked, self.writer, self.data, version, judged, stream)
         fold_state: Any = start.fold_state if pool.strategy.name == start.position.strategy else None
-        run = Run(self.master, record, evaluation, saving, pool.strategy.name, fold_state, aside, self.judge)
+        gathering = GATHERINGS[self.options.robust] if self.options.robust is not None else Sum
+        run = Run(self.master, record, evaluation, saving, pool.strategy.name, fold_state, aside, self.judge, gathering)
         if (samples := self.samples) is not None and samples.stream is not None:
             run.when_merged = lambda step: samples.merged(self.schedule, step)
         return run
@@ -164,6 +168,7 @@ def server(
     coordinator = Server(
         *(exchange, pool, run, evaluation, course.clock, course.window),
         *(planner, course.name, course.asked, course.stop),
+        Gatekeeper(is_clipped=master.descent.is_clipped),
     )
     course.catch_up(run)
     return coordinator

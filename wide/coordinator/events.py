@@ -167,6 +167,7 @@ class MergeUpdate(Action, frozen=True):
     discount: float = 1.0
     staleness: int = 0
     granted_at: float | None = None
+    group: int = 0  # of its batches are one step of the node's own
 
 
 class RejectUpdate(Action, frozen=True):

@@ -24,7 +24,7 @@ from wide.telemetry.log import log
 from wide.telemetry.totals import NodeTotals
 
 LENGTHS = ("steps", "epochs", "seconds")  # how long to train is one wish: any of them replaces all
-KEPT = ("strategy", "compress", *LENGTHS)
+KEPT = ("strategy", "compress", "robust", *LENGTHS)
 
 
 def asked(seed: int, options: Options) -> dict[str, Any]:
@@ -48,6 +48,8 @@ def remembered(options: Options, asked: Mapping[str, Any], where: str) -> Option
     before = {name: value for name, value in asked.items() if value is not None and name in ("seed", *KEPT)}
     if any(getattr(options, name) is not None for name in LENGTHS):
         before = {name: value for name, value in before.items() if name not in LENGTHS}
+    if options.strategy == "sync":
+        before.pop("robust", None)  # it was for another one
     given = {name: getattr(options, name) for name in before if getattr(options, name) is not None}
     if "seed" in before and given.get("seed", before["seed"]) != before["seed"]:
         raise UsageError(f"--seed {given['seed']}: {where} was begun with seed {before['seed']}, and stays with it")

@@ -20,6 +20,7 @@ from wide.job.schedule import Schedule, Step
 from wide.strategy.catalogue import STRATEGIES
 from wide.strategy.description import Strategy
 from wide.strategy.fold import Fold
+from wide.strategy.gather import Gathering, Sum
 
 
 class Evaluation(Protocol):
@@ -58,6 +59,7 @@ class Run:
         fold_state: Any = None,
         aside: Aside | None = None,
         judge: Judge | None = None,
+        gathering: Gathering = Sum,
     ) -> None:
         self.aside = aside or Aside()
         self._judge = judge
@@ -73,7 +75,8 @@ class Run:
         self._at_hand: dict[int, Taken] = {}  # by lease
         self._compare = Comparison(master.release)
         self.strategy: Strategy = STRATEGIES[strategy]
-        self._fold: Fold[Flat] = self.strategy.fold(master, self.schedule, fold_state)
+        self._gathering = gathering
+        self._fold: Fold[Flat] = self.strategy.fold(master, self.schedule, fold_state, gathering)
         self.performers: Mapping[type[Action], Callable[[Any], Pending | None]] = {
             MergeUpdate: self._merge,
             RejectUpdate: self._reject,
@@ -214,7 +217,7 @@ class Run:
         before, self.strategy = self.strategy, STRATEGIES[change.strategy]
         if before.update_role != self.strategy.update_role:
             self.master.forget_debts()  # they are not in the same units
-        self._fold = self.strategy.fold(self.master, self.schedule, None)
+        self._fold = self.strategy.fold(self.master, self.schedule, None, self._gathering)
 
     def _save_checkpoint(self, save: events.SaveCheckpoint) -> Pending | None:
         if self._saving is None:

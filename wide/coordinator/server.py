@@ -13,6 +13,7 @@ from typing import Any
 from wide.coordinator import events
 from wide.coordinator.aside import Pending, afterwards
 from wide.coordinator.evaluation import Evaluation
+from wide.coordinator.gatekeeper import Gatekeeper, Seen
 from wide.coordinator.picture import Home, Painter, Shell
 from wide.coordinator.planning import Planner
 from wide.coordinator.queue import EventQueue
@@ -55,14 +56,16 @@ class Server:
         name: str = "",
         asked: Asked | None = None,
         stop: Callable[[], None] = lambda: None,
+        gate: Gatekeeper | None = None,
     ) -> None:
-        self.exchange, self.pool, self.run = exchange, pool, run
+        self.exchange, self.pool, self.run, self._gate = exchange, pool, run, gate or Gatekeeper()
         self._evaluation, self._now, self._window, self._planner = evaluation, clock.now, window, planner
         self._queue = EventQueue(
             pool,
             {
                 **run.performers,
                 events.GrantLease: self._grant,
+                events.MergeUpdate: self._merge,
                 events.DropNode: self._drop,
                 events.NameNode: self._name_node,
                 events.RejectUpdate: self._reject,
@@ -242,16 +245,29 @@ class Server:
         if self.pool.is_over or not self.run.take(it.lease, Taken(it.flat, it.sizes, it.losses, it.journey, it.digest)):
             self.run.master.release(it.flat)
         else:
-            compute_s = it.journey.compute_s
-            what = (it.node, it.lease, it.problem, compute_s, len(it.losses), it.digest)
+            what = (it.node, it.lease, it.problem, it.journey.compute_s, len(it.losses), it.digest)
             distance = self._distance(it) if it.lease in self._pairs else None
-            self._queue.post(events.UpdateArrived(*what, distance))
+            self._queue.post(events.UpdateArrived(*what, distance, self._doubt(it)))
 
     def _distance(self, it: happened.Updated) -> float | None:
         """How far two nodes are apart that were given the same batch; what is allowed follows from their devices."""
         builds = [home.build for home in self._painter.homes.values()]
         allowed = CPUS_APART if all(" cpu," in build for build in builds) else DEVICES_APART
         return self.run.distance(self._pairs.pop(it.lease), it.flat, it.losses, allowed)
+
+    def _doubt(self, it: happened.Updated) -> str:
+        """What is odd about an update that is sound, if anything."""
+        member = self.pool.members.get(it.node)
+        lease = member.leases.get(it.lease) if member is not None else None
+        if lease is None or lease.is_check or it.problem:
+            return ""
+        batches, first, counts, schedule = len(it.losses), lease.block.first, it.flat.weights, self.run.schedule
+        share, phases = schedule.share(first, it.sizes[:batches]), self.run.master.descent.phases
+        amount = -(-batches // lease.group) if lease.group else sum(counts) if counts else share
+        per_sample = sum(counts) / share if counts else None
+        phase = schedule.step_at(first).number % phases if phases > 1 and not lease.group else 0
+        seen = Seen(it.node, self.run.strategy.update_role, it.norm, amount, it.losses, per_sample, phase)
+        return self._gate.doubt(it.lease, seen)
 
     def _enrolled(self, it: happened.Enrolled) -> None:
         self.run.record.journal.enrolled(it.machine, it.name, it.address, it.invite)
@@ -383,6 +399,10 @@ class Server:
         assignment = assignment._replace(rates=rates) if (rates := self.run.rates) else assignment
         self.exchange.send_work(grant.node, assignment)
 
+    def _merge(self, merge: events.MergeUpdate) -> Pending | None:
+        self._gate.merged(merge.lease)
+        return self.run.performers[events.MergeUpdate](merge)
+
     def _drop(self, drop: events.DropNode) -> None:
         self._dropped.add(drop.node)
         self.exchange.dismiss_node(drop.node, TrainingFailed(drop.why))
@@ -394,6 +414,7 @@ class Server:
         self.exchange.send_away(it.node, f"{it.words}{self.exchange.why_other_bits(home.build if home else '')}")
 
     def _reject(self, reject: events.RejectUpdate) -> None:
+        self._gate.forget(reject.lease)
         self.run.performers[events.RejectUpdate](reject)
         self.exchange.refused(reject.node, reject.lease)
 

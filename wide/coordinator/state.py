@@ -245,7 +245,8 @@ class Pool:
         if self.canaries is not None:
             self.canaries.merged(block)
         self._granting.is_careful = self.deadly.is_suspicious
-        merge = MergeUpdate(event.node, lease.number, block, self.version + 1, discount, staleness, lease.granted_at)
+        granted = lease.granted_at, lease.group
+        merge = MergeUpdate(event.node, lease.number, block, self.version + 1, discount, staleness, *granted)
         if self._is_audited(lease, block, event, now):
             return [merge, *(self._settle(now, closed) or self._grant_all(now))]
         return [merge, *(self._settle(now, closed) or self._grant(member, now))]

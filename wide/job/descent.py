@@ -46,6 +46,7 @@ class Descent:
         for optimizer in self.optimizers:
             _check_closure(optimizer)
         _check_metric(self.schedulers, self.metric)
+        self.phases, self.is_clipped = len(self._turns), job.clip_norm is not None
         self._masks = [self._mask(turn) for turn in self._turns]
         self._check_turns()
         for parameter in parameters_of(self.optimizers):

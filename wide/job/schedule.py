@@ -241,6 +241,17 @@ class Schedule:
         starts = [cut.start(step.first + batch) for batch in range(first, end + 1)]
         return [after - before for before, after in itertools.pairwise(starts)]
 
+    def share(self, first: int, sizes: Sequence[int]) -> float:
+        """How many steps' worth of samples are in batches of these sizes, from the position `first` on."""
+        step, start = self._last
+        if start <= first and first + len(sizes) <= start + step.batches:
+            return sum(sizes) / step.samples
+        found = 0.0
+        for step, begin, end in self.stretches(first, first + len(sizes)):
+            found += sum(sizes[: end - begin]) / step.samples
+            sizes = sizes[end - begin :]
+        return found
+
     def ids(self, step: Step, first: int, end: int) -> torch.Tensor:  # (samples,) int64, a view
         """The samples of the step's batches first…end-1, in order."""
         sheet = self._sheet(step.epoch)

@@ -59,6 +59,8 @@ def check(options: Options) -> None:
         raise UsageError(f"--strategy {options.strategy} is a pool's: torch.distributed makes one step after the other")
     if options.compress not in (None, "lossless", "none"):
         raise UsageError(f"--compress {options.compress} is a pool's: torch.distributed sends gradients as they are")
+    if options.robust is not None:
+        raise UsageError(f"--robust {options.robust} is a pool's: torch.distributed adds gradients up as they are")
     if options.data == "stream":
         raise UsageError("--data stream is a pool's: every process of torch.distributed opens the data set itself")
     if options.workers:

@@ -21,7 +21,8 @@ from wide.coordinator.events import Position
 from wide.coordinator.judging import Judge
 from wide.coordinator.master import Master
 from wide.coordinator.record import Point, Record
-from wide.coordinator.run import Run, Taken
+from wide.coordinator.run import Run
+from wide.coordinator.taken import Taken
 from wide.errors import ParametersMoved, UsageError
 from wide.job.definition import Job
 from wide.job.here import Here

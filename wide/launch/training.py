@@ -20,7 +20,7 @@ from wide.codec.batch import fingerprints
 from wide.codec.digest import Digest
 from wide.codec.encoders import Encoders
 from wide.codec.layout import unbind
-from wide.config import Options, usable_cores
+from wide.config import Options, check_robust, usable_cores
 from wide.coordinator import assembly, resume
 from wide.coordinator.assembly import Course
 from wide.coordinator.checkpoints import FileWriter
@@ -111,6 +111,8 @@ class Training:
     def __init__(self, job: Job, name: str, options: Options, origin: Origin) -> None:
         self.job, self.options, self._origin, self._name = job, options, origin, name
         track.check(options.track)
+        if options.resume is None:  # a run remembers its strategy
+            check_robust(options)
         self._place = dashboard.check(options)
         self.folder = RunFolder(options.out, options.resume, name, origin.file)
         self.dir = self.folder.path
@@ -236,6 +238,7 @@ class Training:
         if self.folder.holds_run:
             asked = found[1].state["asked"] if found is not None else self._asked_before
             self.options = resume.remembered(self.options, asked, where)
+        check_robust(self.options)
         seed = self.options.seed if self.options.seed is not None else self.job.seed
         window.enter("opening the data set")
         samples = Samples(self.job, seed)

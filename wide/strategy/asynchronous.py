@@ -15,6 +15,7 @@ from wide.job.schedule import Schedule
 from wide.strategy.delayed import Delayed
 from wide.strategy.description import Measured, Setting, Stage, Strategy, Travel, speed
 from wide.strategy.fold import Merge, Model, U
+from wide.strategy.gather import Gathering, Part, Sum
 from wide.strategy.line import OnLine
 from wide.strategy.policy import Cut, Made, Pace, Share
 from wide.strategy.tree import Block
@@ -83,9 +84,8 @@ class Asynchronous(OnLine):
 class MeanFold(Generic[U]):
     """Each batch weighs n/N of its step, so that a step's worth of batches is a mean; more or less is scaled to one."""
 
-    def __init__(self, model: Model[U], schedule: Schedule, state: Any = None) -> None:
-        self._model, self._schedule = model, schedule
-        self._total: U | None = None
+    def __init__(self, model: Model[U], schedule: Schedule, state: Any = None, gathering: Gathering = Sum) -> None:
+        self._model, self._schedule, self._gather = model, schedule, gathering(model)
         self._weight = 0.0
         self._is_plain, self._delayed = model.descent.is_plain, Delayed(model.trainable)
         self._staleness = self._batches = 0  # of this step's gradients, in all; and of how many batches
@@ -101,17 +101,17 @@ class MeanFold(Generic[U]):
         self._batches += merge.block.size
         if merge.discount != 1.0:
             self._model.scale(update, merge.discount)
-        if self._is_plain:
-            per_count = share / (sum(update.weights) or 1.0) if update.weights else 1.0
-            self._delayed.push(update.trainable, [per_count * rate for rate in self._model.descent.rates])
-        self._total = update if self._total is None else self._model.join(self._total, update)
+        part = Part(merge.node, sum(update.weights) or share if update.weights else share)
+        if self._gather.fit(update, part) and self._is_plain:
+            rates = self._model.descent.rates
+            self._delayed.push(update.trainable, [share / part.weight * rate for rate in rates])
+        self._gather.add(update, part)
 
     def make(self, made: Made, steps: int) -> None:
         if not made.is_step:
             return  # it is there already
-        assert self._total is not None
         self.bring_back()
-        total, self._total = self._model.with_debts(self._total), None
+        total = self._model.with_debts(self._gather.take())
         if abs(self._weight - 1.0) > TINY:
             self._model.scale(total, 1 / self._weight)
             total.weights = [weight / self._weight for weight in total.weights]
@@ -129,9 +129,8 @@ class MeanFold(Generic[U]):
 
     def void(self) -> None:
         self._delayed.restore()
-        if self._total is not None:
-            self._model.release(self._total)
-        self._total, self._weight, self._staleness, self._batches = None, 0.0, 0, 0
+        self._gather.void()
+        self._weight, self._staleness, self._batches = 0.0, 0, 0
 
     def bring_back(self) -> None:
         """Nodes may be ahead of them."""

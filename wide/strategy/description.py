@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from wide.job.schedule import Schedule
 from wide.strategy.fold import Fold, Model
+from wide.strategy.gather import Gathering
 from wide.strategy.policy import Policy, Reached
 
 
@@ -71,7 +72,7 @@ class Strategy:
     memory: float  # how much of a node's measured speed is kept when a new measurement comes
     most_stale: int  # what was granted so many ages ago is not merged
     policy: Callable[[Stage], Policy]
-    fold: Callable[[Model[Any], Schedule, Any], Fold[Any]]
+    fold: Callable[[Model[Any], Schedule, Any, Gathering], Fold[Any]]  # what it remembers, how it adds up
     forecast: Callable[[list[Measured], list[Travel], Setting], float]  # batches/s
 
 

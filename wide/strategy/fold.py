@@ -18,6 +18,8 @@ class Update(Protocol):
     """A sum of gradients, or what a node's own steps changed."""
 
     trainable: list[torch.Tensor]
+    trainable_runs: list[torch.Tensor]  # the same numbers, flat
+    averaged_runs: list[torch.Tensor]  # of buffers
     weights: list[float]  # of batches whose losses are totals
 
 
@@ -42,14 +44,20 @@ class Model(Protocol[U]):
 
 
 class Merge(Protocol):
-    """An update that counts, `discount` times; since its node was given weights, these have made `staleness` steps."""
+    """An update that counts, `discount` times; since its node was given weights, these have made `staleness` steps.
+    `group` of its batches are one step of the node's own (0: their gradient is wanted).
+    """
 
+    @property
+    def node(self) -> int: ...
     @property
     def block(self) -> Block: ...
     @property
     def discount(self) -> float: ...
     @property
     def staleness(self) -> int: ...
+    @property
+    def group(self) -> int: ...
 
 
 U_in = TypeVar("U_in", bound=Update, contravariant=True)

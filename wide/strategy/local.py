@@ -12,6 +12,7 @@ from typing import Any, Generic
 from wide.job.schedule import Schedule
 from wide.strategy.description import Measured, Setting, Stage, Strategy, Travel, speed
 from wide.strategy.fold import Merge, Model, U
+from wide.strategy.gather import Gathering, Part, Sum
 from wide.strategy.line import OnLine
 from wide.strategy.outer import Nesterov, momentum_for
 from wide.strategy.policy import Cut, Made, Pace, Share
@@ -117,21 +118,21 @@ def round_length(tick_s: float, transfer_s: float) -> int:
 class OuterFold(Generic[U]):
     """An update is what a node's own steps changed: Δ = θ before − θ after, and of buffers after − before."""
 
-    def __init__(self, model: Model[U], schedule: Schedule, state: Any = None) -> None:
-        self._model, self._schedule = model, schedule
+    def __init__(self, model: Model[U], schedule: Schedule, state: Any = None, gathering: Gathering = Sum) -> None:
+        self._model, self._schedule, self._gather = model, schedule, gathering(model)
         self._outer = Nesterov(state or [])
-        self._total: U | None = None
         self._weight = 0.0  # in steps' worth of samples, so that sums stay within what half precision can hold
 
     def merge(self, merge: Merge, update: U) -> None:
         weight = self._weight_of(merge.block)
         self._weight += weight
         self._model.scale(update, weight * merge.discount)
-        self._total = update if self._total is None else self._model.join(self._total, update)
+        part = Part(merge.node, weight, -(-merge.block.size // merge.group) if merge.group else 0)
+        self._gather.fit(update, part)
+        self._gather.add(update, part)
 
     def make(self, made: Made, steps: int) -> None:
-        assert self._total is not None
-        total, self._total = self._total, None
+        total = self._gather.take()
         self._model.scale(total, 1 / self._weight)
         self._weight = 0.0
         total = self._model.with_debts(total)
@@ -141,9 +142,8 @@ class OuterFold(Generic[U]):
         self._model.release(total)
 
     def void(self) -> None:
-        if self._total is not None:
-            self._model.release(self._total)
-        self._total, self._weight = None, 0.0
+        self._gather.void()
+        self._weight = 0.0
 
     def bring_back(self) -> None:
         """They are never anywhere else."""

@@ -194,9 +194,11 @@ class Synchronous:
 
 
 class TreeFold(Generic[U]):
-    """The sum over the step's fixed tree, then the job's optimizer."""
+    """The sum over the step's fixed tree, then the job's optimizer. It is gathered in no other way: it would not be
+    exact.
+    """
 
-    def __init__(self, model: Model[U], schedule: Schedule, state: Any = None) -> None:
+    def __init__(self, model: Model[U], schedule: Schedule, state: Any = None, gathering: Any = None) -> None:
         self._model, self._schedule = model, schedule
         self._sum: TreeSum[U] | None = None
         self._start = 0  # the position of the step's first batch
