@@ -18,6 +18,7 @@ from wide.coordinator.leases import Lease
 from wide.strategy.description import Strategy
 from wide.strategy.tree import Block
 
+MOST_PAIRS = 4
 MOST_STRIKES = 3  # updates that were doubted, and not by what another node found
 AGAIN_S = 60.0  # after so long who has passed is looked at again, if
 AGAIN_COST = 200.0  # that is so many batches
@@ -29,7 +30,7 @@ class Pair:
 
     number: int
     nodes: tuple[int, int]
-    out: list[Lease] = field(default_factory=list)  # that were not answered
+    out: list[Lease] = field(default_factory=list)  # what was not answered
 
 
 class Outcome(NamedTuple):
@@ -46,7 +47,7 @@ class Canaries:
         self._is_lossless, self.is_active = is_lossless, False
         self.verified: dict[int, float] = {}  # and when that was
         self.quarantined: set[int] = set()
-        self.pair: Pair | None = None
+        self._open: dict[int, Pair] = {}  # pairs that are at it, by number
         self._pairs = 0
         self._waiting: dict[int, None] = {}  # for a partner, in their order
         self._helper = 0  # who is given nothing more, so that it can be a partner
@@ -64,7 +65,11 @@ class Canaries:
         self._waiting.clear()
         self._doubted.clear()
         self._differed.clear()
-        self.cancel()
+        self._open.clear()
+
+    def is_open(self, pair: int) -> bool:
+        """Is the other one's answer still to come?"""
+        return pair in self._open
 
     # ── doubts ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -105,7 +110,7 @@ class Canaries:
 
     def is_wanted(self, node: int, members: AbstractSet[int]) -> bool:
         """Does somebody wait for whom this one, which may work, would be a partner?"""
-        if self.pair is not None or self._helper not in (0, node):
+        if self._helper not in (0, node):
             return False
         return any(other in members and self._may_meet(node, other, members) for other in self._waiting)
 
@@ -119,11 +124,15 @@ class Canaries:
         return node != other and not (have_met and members - {node, other})
 
     def begin(self, node: int, other: int) -> Pair:
+        """If too many are at it already, the oldest one is given up: some nodes never answer."""
         self._pairs += 1
-        self.pair, self._helper = Pair(self._pairs, (node, other)), 0
+        pair, self._helper = Pair(self._pairs, (node, other)), 0
+        self._open[pair.number] = pair
+        if len(self._open) > MOST_PAIRS:
+            del self._open[min(self._open)]
         for one in (node, other):
             self._waiting.pop(one, None)
-        return self.pair
+        return pair
 
     def answered(
         self, number: int, node: int, distance: float | None, members: AbstractSet[int], now: float
@@ -131,14 +140,15 @@ class Canaries:
         """The answer of one of a pair: how far it is from the other's, in units of what is allowed (None: it is the
         first). None, if nothing follows from it yet.
         """
-        pair = self.pair
-        if pair is None or pair.number != number or node not in pair.nodes:
+        pair = self._open.get(number)
+        if pair is None or node not in pair.nodes:
             return None
         pair.out = [lease for lease in pair.out if lease.node != node]
-        if distance is None:
-            self.pair = pair if pair.out else None
+        if distance is None and pair.out:
             return None
-        self.pair = None
+        del self._open[number]
+        if distance is None:
+            return None
         if distance <= 1.0:
             return self._passed(pair, now)
         return self._failed(pair, members)
@@ -171,9 +181,4 @@ class Canaries:
         self._differed.pop(node, None)
         self.quarantined.discard(node)
         self._helper = 0 if self._helper == node else self._helper
-        if self.pair is not None and node in self.pair.nodes:
-            self.cancel()
-
-    def cancel(self) -> None:
-        """Its answers will say nothing."""
-        self.pair = None
+        self._open = {number: pair for number, pair in self._open.items() if node not in pair.nodes}

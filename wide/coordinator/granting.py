@@ -159,8 +159,6 @@ class Granting:
         if canaries is None or not canaries.is_active:
             return None
         present = self._roster.present
-        if canaries.pair is not None and any(self._roster.may_be_lost(lease, now) for lease in canaries.pair.out):
-            canaries.cancel()
         has_to_pass = canaries.has_to_pass(node, present, 1 / (member.batches_per_s or math.inf), now)
         if not has_to_pass and not canaries.is_wanted(node, present):
             return [] if any(lease.is_check for lease in member.leases.values()) else None
@@ -171,7 +169,7 @@ class Granting:
         if has_to_pass:
             canaries.wait(node)
         idle = {m.node for m in self._roster.idle(1)}
-        partner = canaries.partner_for(node, idle, present) if canaries.pair is None else 0
+        partner = canaries.partner_for(node, idle, present)
         if not partner:
             return [] if has_to_pass else None
         pair, block = canaries.begin(node, partner), self._canary_block()

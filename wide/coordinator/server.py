@@ -35,6 +35,7 @@ from wide.telemetry.totals import NodeTotals, totals_of
 from wide.wire import messages as say
 
 TICK_S = 0.05
+MOST_PAIRED = 64  # leases
 CPUS_APART, DEVICES_APART = 1e-3, 2e-2  # how far the gradients of one batch may be, relative to their length
 AWAY_S = 1.0  # a loop that was away for so long was busy itself: nobody else was silent
 LINKS_S = 1.0
@@ -392,8 +393,9 @@ class Server:
         if self.run.record.started_at is None:
             self.run.record.started(self._now())
         if grant.pair:
-            self._pairs = {lease: pair for lease, pair in self._pairs.items() if pair == grant.pair}
             self._pairs[grant.lease] = grant.pair
+            if len(self._pairs) > MOST_PAIRED:
+                del self._pairs[min(self._pairs)]  # who has not answered by now will say nothing of interest
         assignment = Assignment(grant.lease, *grant.block, grant.group, grant.version, grant.strategy, grant.core)
         assignment = assignment._replace(is_check=True) if grant.is_check else assignment
         assignment = assignment._replace(rates=rates) if (rates := self.run.rates) else assignment

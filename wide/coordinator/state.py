@@ -326,7 +326,7 @@ class Pool:
         assert self.canaries is not None
         distance = math.inf if event.problem else event.distance
         outcome = self.canaries.answered(lease.pair, member.node, distance, self.roster.present, now)
-        is_kept = self.canaries.pair is not None and self.canaries.pair.number == lease.pair
+        is_kept = self.canaries.is_open(lease.pair)
         what = (member.node, lease.number, lease.block, lease.granted_at, lease.pair)
         actions: list[Action] = [CompareUpdate(*what, is_kept)]
         if outcome is not None:
