@@ -101,6 +101,7 @@ class Judge:
         self._checks: set[int] = set()  # leases whose answers are only compared
         self._gathered: dict[Block, tuple[int, int]] = {}  # whose lease each block of the next version is
         self._sent_away: set[int] = set()
+        self._is_exact = False
         self._leaving: set[int] = set()
         self.granted_version.clear()
         self._failures: dict[int, set[int]] = {}  # who failed at a position, since a step was closed
@@ -166,6 +167,7 @@ class Judge:
             self._granted_check(grant)
         elif any(position in self.merged for position in range(*grant.block)):
             self.refuse(f"{grant}: some of it is merged already")
+        self._is_exact = grant.strategy == "sync" if not grant.is_check else self._is_exact
         self.granted_version[grant.lease] = grant.version
         if grant.strategy == "sync" and grant.version == self.version + 1:
             self._granted_ahead(grant)
@@ -197,7 +199,8 @@ class Judge:
             self.refuse(f"{confirm}: it is wrong")
 
     def _named(self, event: Event, block: Block | None, named: NameNode, now: float) -> None:
-        if all(node != named.node for node, _ in self.wrong):
+        liars = {node for node, _ in self.wrong}
+        if named.node not in liars and (self._is_exact or len(liars) < 2):  # elsewhere two liars can outvote a third
             self.refuse(f"{named}: it was always right")
         self._sent_away.add(named.node)
         self._forget(named.node)
@@ -258,7 +261,8 @@ class Judge:
         if not self._unstepped:
             self.refuse(f"{make}: there is nothing new in it")
         self.is_tainted |= any(whose in self.wrong for whose in self._gathered.values())
-        if liars := {node for node, _ in self._gathered.values()} & self._sent_away:
+        liars = {node for node, _ in self._gathered.values()} & self._sent_away
+        if liars and self._is_exact:  # elsewhere what is merged is in the sum, and cannot be taken out
             self.refuse(f"{make}: updates of {liars}, which were found to be wrong, are in it")
         self._gathered.clear()
         self.version += 1

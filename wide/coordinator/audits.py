@@ -3,7 +3,7 @@
 Where results are exact, two nodes that compute the same batches with the same weights give the same bits. So what was
 merged can be checked while its version is not made: another node computes it too. If the two differ, a third decides;
 without one both are asked again, and whoever contradicts itself is wrong. The version waits for that, so what is found
-to be wrong is never part of one.
+to be wrong is never part of one. Where nobody can tell, who was never right before has no work until a third comes.
 
 A node that is new is checked once, before its speed counts (a canary); later on now and then, by chance (an audit), and
 whenever what it sent is unlike what others send (a doubt).
@@ -66,11 +66,11 @@ class Audit:
 
 
 class Outcome(NamedTuple):
-    """Whose block was confirmed, and by whom; who is wrong; or nobody can tell."""
+    """Whose block was confirmed, and by whom; who is wrong; or between whom nobody can tell."""
 
     confirmed: tuple[int, int] | None = None
     wrong: frozenset[int] = frozenset()
-    is_undecided: bool = False
+    undecided: frozenset[int] = frozenset()
 
 
 class Audits:
@@ -81,6 +81,8 @@ class Audits:
     def __init__(self, share: float, chance: Callable[[], float]) -> None:
         self._share, self._chance = share, chance
         self.verified: dict[int, float] = {}  # and when that was
+        self.held: set[int] = set()  # nobody could tell whether they are right: they only compute what decides that
+        self._differed: set[int] = set()  # they, and from whom
         self.merged: list[tuple[int, Block]] = []  # for the version that is being gathered: whose, and what
         self._open: dict[Block, Audit] = {}
 
@@ -92,6 +94,7 @@ class Audits:
     def forget_all(self) -> None:
         """Nobody is verified, and nothing is merged: another strategy begins."""
         self.verified.clear()
+        self._release()
         self.version_done()
 
     def version_done(self) -> None:
@@ -139,12 +142,12 @@ class Audits:
 
     def _settle(self, audit: Audit, members: AbstractSet[int], now: float) -> Outcome:
         wrong = audit.wrong
-        if not (wrong or audit.is_agreed or self._can_go_on(audit, members)):
-            wrong = audit.nodes - self.verified.keys()  # nobody else will come: who was right before is believed
         right = audit.nodes - wrong
         if not right or not (wrong or audit.is_agreed):
-            return Outcome(is_undecided=not self._can_go_on(audit, members))
+            return Outcome(undecided=frozenset() if self._can_go_on(audit, members) else frozenset(audit.nodes))
         del self._open[audit.block]
+        if not right <= self._differed:
+            self._release()  # there is a third one now
         self.verified |= dict.fromkeys(right, now)
         whose = audit.opinions[0].node
         others = right - {whose}
@@ -153,9 +156,27 @@ class Audits:
     def _can_go_on(self, audit: Audit, members: AbstractSet[int]) -> bool:
         return bool(audit.out.keys() & members) or any(audit.may_be_asked(node, members) for node in members)
 
+    def hold(self, nodes: AbstractSet[int]) -> set[int]:
+        """Nobody can tell who of these is right. Which of them are given no work: all, if none was right before."""
+        held = set(nodes - self.verified.keys()) or set(nodes)
+        self.held |= held
+        self._differed |= nodes
+        return held
+
+    def _release(self) -> None:
+        """Who differed from each other is looked at once more, all of them, as if they were new."""
+        for node in self._differed:
+            self.verified.pop(node, None)
+        self.held.clear()
+        self._differed.clear()
+
     def left(self, node: int) -> None:
         """Nobody will hear its answers."""
         self.verified.pop(node, None)
+        self.held.discard(node)
+        self._differed.discard(node)
+        if not self.held:
+            self._differed.clear()
         for audit in self._open.values():
             audit.out.pop(node, None)
 

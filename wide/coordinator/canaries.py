@@ -3,8 +3,8 @@
 In `async` and `local` every update is made with other weights, so none can be compared with another. Now and then two
 nodes are given the same batch with the same weights in the same moment, and only their gradients' distance counts. A
 node that is new has to pass that before it is given work, if there is another one; so has a node that others' updates
-have made suspicious (quarantine). Who differs from two others is wrong; where there are only two, who was right before,
-or was there first.
+have made suspicious (quarantine). Who differs from two others that have passed is wrong; where there are only two, who
+came later has no work until a third comes.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ class Pair:
 
 
 class Outcome(NamedTuple):
-    """Of a comparison: who is out of quarantine, and who is wrong."""
+    """Of a comparison: who is out of quarantine, who is wrong, and of whom nobody can tell."""
 
     cleared: frozenset[int] = frozenset()
     wrong: frozenset[int] = frozenset()
+    held: frozenset[int] = frozenset()
 
 
 class Canaries:
@@ -52,6 +53,7 @@ class Canaries:
         self._waiting: dict[int, None] = {}  # for a partner, in their order
         self._helper = 0  # who is given nothing more, so that it can be a partner
         self._strikes: Counter[int] = Counter()
+        self._passed: set[int] = set()  # who was near another one once
         self._differed: dict[int, set[int]] = {}  # from whom
         self._doubted: dict[int, int] = {}  # by position: whose update was refused
 
@@ -65,6 +67,7 @@ class Canaries:
         self._waiting.clear()
         self._doubted.clear()
         self._differed.clear()
+        self._passed.clear()
         self._open.clear()
 
     def is_open(self, pair: int) -> bool:
@@ -104,24 +107,24 @@ class Canaries:
     def wait(self, node: int) -> None:
         self._waiting[node] = None
 
-    def partner_for(self, node: int, idle: AbstractSet[int], members: AbstractSet[int]) -> int:
+    def partner_for(self, node: int, idle: AbstractSet[int]) -> int:
         """Another one that waits, and is idle; 0: none."""
-        return next((other for other in self._waiting if other in idle and self._may_meet(node, other, members)), 0)
+        return next((other for other in self._waiting if other in idle and self._may_meet(node, other)), 0)
 
     def is_wanted(self, node: int, members: AbstractSet[int]) -> bool:
         """Does somebody wait for whom this one, which may work, would be a partner?"""
         if self._helper not in (0, node):
             return False
-        return any(other in members and self._may_meet(node, other, members) for other in self._waiting)
+        return any(other in members and self._may_meet(node, other) for other in self._waiting)
 
     def hold(self, node: int) -> None:
         """It is given nothing more, until it is idle."""
         self._helper = node
 
-    def _may_meet(self, node: int, other: int, members: AbstractSet[int]) -> bool:
-        """Nobody is compared twice with the same one, if there is somebody else."""
+    def _may_meet(self, node: int, other: int) -> bool:
+        """Nobody is compared again with who it differed from."""
         have_met = other in self._differed.get(node, ()) or node in self._differed.get(other, ())
-        return node != other and not (have_met and members - {node, other})
+        return node != other and not have_met
 
     def begin(self, node: int, other: int) -> Pair:
         """If too many are at it already, the oldest one is given up: some nodes never answer."""
@@ -150,32 +153,35 @@ class Canaries:
         if distance is None:
             return None
         if distance <= 1.0:
-            return self._passed(pair, now)
-        return self._failed(pair, members)
+            return self._near(pair, now)
+        return self._far(pair, members, now)
 
-    def _passed(self, pair: Pair, now: float) -> Outcome:
+    def _near(self, pair: Pair, now: float) -> Outcome:
         cleared = self.quarantined & set(pair.nodes)
         for node in pair.nodes:
             self.verified[node] = now
+            self._passed.add(node)
             self.quarantined.discard(node)
             self._strikes.pop(node, None)
             self._differed.pop(node, None)
         return Outcome(cleared=frozenset(cleared))
 
-    def _failed(self, pair: Pair, members: AbstractSet[int]) -> Outcome:
+    def _far(self, pair: Pair, members: AbstractSet[int], now: float) -> Outcome:
         """Who was right before is not doubted because of somebody who was not."""
         suspects = [node for node in pair.nodes if node not in self.verified] or list(pair.nodes)
         for node in suspects:
             self.verified.pop(node, None)
             self._differed.setdefault(node, set()).update(other for other in pair.nodes if other != node)
-        wrong = {node for node in suspects if len(self._differed[node]) > 1}
-        if not wrong and not members - set(pair.nodes):
-            wrong = {max(suspects)}
-            self.verified |= {node: 0.0 for node in pair.nodes if node not in wrong}
-        return Outcome(wrong=frozenset(wrong))
+        wrong = frozenset(node for node in suspects if len(self._differed[node] & self._passed) > 1)
+        if wrong or members - set(pair.nodes):
+            return Outcome(wrong=wrong)
+        held = max(suspects)
+        self.verified |= {node: now for node in pair.nodes if node != held}
+        return Outcome(held=frozenset((held,)))
 
     def left(self, node: int) -> None:
         self.verified.pop(node, None)
+        self._passed.discard(node)
         self._waiting.pop(node, None)
         self._strikes.pop(node, None)
         self._differed.pop(node, None)

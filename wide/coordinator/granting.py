@@ -124,6 +124,8 @@ class Granting:
             return actions  # it is still at something from before
         if check := self._give_check(member, version, now):
             return check
+        if self._audits is not None and member.node in self._audits.held:
+            return actions
         if (paired := self._pair_up(member, version, now)) is not None:
             return paired
         while len(held) < policy.depth and policy.may_lease(member.node):
@@ -169,7 +171,7 @@ class Granting:
         if has_to_pass:
             canaries.wait(node)
         idle = {m.node for m in self._roster.idle(1)}
-        partner = canaries.partner_for(node, idle, present)
+        partner = canaries.partner_for(node, idle)
         if not partner:
             return [] if has_to_pass else None
         pair, block = canaries.begin(node, partner), self._canary_block()
@@ -186,6 +188,8 @@ class Granting:
     def _give_ahead(self, member: Member, version: int, now: float) -> list[Action]:
         """Nothing is left to be done for this version, but others are still at it: something for the next one."""
         if member.leases or member.node in self._ahead or self.is_careful:
+            return []
+        if self._audits is not None and member.node in self._audits.held:
             return []
         if (cut := self._policy.cut_ahead(self._share(member, 1, now))) is None:
             return []

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
 
 from wide.coordinator import events
@@ -333,6 +334,8 @@ class Pool:
             actions += [TellOf(node, "cleared", "its numbers are those of another node") for node in outcome.cleared]
             why = f"{self._where(lease.block)}: its gradient is not what other nodes compute"
             actions += self._send_away(sorted(outcome.wrong), why)
+            why = f"{self._where(lease.block)}: its gradient is not the other node's, and no third one can tell"
+            actions += [TellOf(node, "held", f"{why}: it waits until another one joins") for node in outcome.held]
         return [*actions, *(self._settle(now) or self._grant_all(now))]
 
     def _send_away(self, nodes: Iterable[int], why: str) -> list[Action]:
@@ -346,13 +349,11 @@ class Pool:
 
     def _compared(self, member: Member, lease: Lease, event: UpdateArrived, now: float) -> list[Action]:
         """The answer to a check."""
-        if lease.pair:
-            self.leases.answered(lease)
-            member.is_leaving |= event.batches == 0
-            return self._paired(member, lease, event, now)
-        assert self.audits is not None
         member.measure(lease, now, self.strategy.memory, math.inf)
         self.leases.answered(lease)
+        if lease.pair:
+            return self._paired(member, lease, event, now)
+        assert self.audits is not None
         is_part = event.batches is not None and event.batches < lease.block.size
         member.is_leaving |= is_part
         compare = CompareUpdate(member.node, lease.number, lease.block, lease.granted_at)
@@ -362,8 +363,8 @@ class Pool:
         if outcome.confirmed is not None:
             whose, by = outcome.confirmed
             actions.append(Confirm(whose, lease.block, by))
-        if outcome.is_undecided:
-            return [*actions, *self._undecided(lease.block, now)]
+        if outcome.undecided:
+            return [*actions, *self._undecided(outcome.undecided, lease.block, now)]
         if outcome.wrong:
             return [*actions, *self._found_wrong(outcome.wrong, lease.block, now)]
         return [*actions, *(self._settle(now) or self._grant_all(now))]
@@ -384,13 +385,17 @@ class Pool:
         self._held_back.clear()
         return [VoidVersion(self.version + 1)]
 
-    def _undecided(self, block: Block, now: float) -> list[Action]:
-        return self._end(
-            now,
-            "failed",
-            f"{self._where(block)}: its nodes compute different bits, each of them again and again, and there is no "
-            "third one that could tell who is right; go on with another node (wide doctor compares machines)",
-        )
+    def _undecided(self, nodes: AbstractSet[int], block: Block, now: float) -> list[Action]:
+        """Two nodes, or more, differ again and again. If somebody else may come, that one will decide."""
+        assert self.audits is not None
+        who = " and ".join(map(str, sorted(nodes)))
+        why = f"{self._where(block)}: nodes {who} compute different bits, again and again, and no third one can tell"
+        if not self.is_open:
+            return self._end(now, "failed", f"{why} who is right: go on with another node, or look at those machines")
+        held = self.audits.hold(nodes)
+        actions: list[Action] = [TellOf(node, "held", f"{why}: it waits until another node joins") for node in held]
+        actions += self._void()
+        return [*actions, *self._grant_all(now)]
 
     def _give_up_audits(self, now: float) -> list[Action]:
         """Nobody is left who could say whether these were right. Where two have differed, nobody is believed."""
@@ -400,7 +405,7 @@ class Pool:
         if not any(len(audit.opinions) > 1 for audit in given_up):
             return (self._settle(now) or self._grant_all(now)) if given_up else []
         if all(audit.nodes <= self.members.keys() for audit in given_up):
-            return self._undecided(given_up[0].block, now)
+            return self._undecided(given_up[0].nodes, given_up[0].block, now)
         return [*self._void(), *self._grant_all(now)]
 
     # ── versions ─────────────────────────────────────────────────────────────────────────────────────────────────
