@@ -93,7 +93,8 @@ class Node:
         """The connection is gone. Somebody comes again, sooner or later: the same process, or a new one. Until it looks
         up, it goes on with what it has in its hands.
         """
-        beside = self.line.beside if self.line is not None else None
+        is_same = self.line is not None and self.line.life == self.world.lives  # else those numbers are another's
+        beside = self.line.beside if self.line is not None and is_same else None
         for name in [package.work.update_at for package in self.work]:
             with contextlib.suppress(NotShared):  # it had not looked at it yet
                 if name is not None and beside is not None:

@@ -9,7 +9,6 @@ somebody's feet. Where there is no such thing (Windows, macOS, another user, ano
 from __future__ import annotations
 
 import errno
-import itertools
 import mmap
 import os
 import secrets
@@ -25,11 +24,12 @@ from wide.failpoint import reach
 IS_POSSIBLE = sys.platform == "linux" and hasattr(os, "memfd_create")
 PROOF_NBYTES = 16
 MOST_MAPPED = 64  # segments that a node keeps at hand; more nodes than this seldom share one machine
-_numbers = itertools.count(1)
 
 
 class Segment:
-    """Zeros, as many as were asked for. Its name has a serial number, because the system uses file numbers again."""
+    """Zeros, as many as were asked for. Its name has the system's number of it, too: those of open files are used again,
+    and who comes late must not write into what is somebody else's by now.
+    """
 
     def __init__(self, nbytes: int) -> None:
         import fcntl  # not on Windows
@@ -45,7 +45,7 @@ class Segment:
             os.close(self._file)
             raise
         self.bytes = self.raw.numpy().data
-        self.name: tuple[int, int] | None = (self._file, next(_numbers))
+        self.name: tuple[int, int] | None = (self._file, os.fstat(self._file).st_ino)
 
     def close(self) -> None:
         """Nobody can find it any more; who has mapped it, has it until the end."""
@@ -78,7 +78,7 @@ class Neighbour:
     def tensor(self, name: tuple[int, int], nbytes: int) -> torch.Tensor:
         """The segment of that name, as (nbytes,) uint8. Raises NotShared."""
         if name not in self._mapped:
-            self._mapped[name] = self._open(name[0])
+            self._mapped[name] = self._open(name)
             if len(self._mapped) > MOST_MAPPED:
                 self._mapped.popitem(last=False)
         self._mapped.move_to_end(name)
@@ -89,20 +89,22 @@ class Neighbour:
     def proof(self, name: tuple[int, int]) -> str:
         """That this process can see the other one's memory; empty, if it cannot."""
         try:
-            return self._open(name[0])[:PROOF_NBYTES].numpy().tobytes().hex()
+            return self._open(name)[:PROOF_NBYTES].numpy().tobytes().hex()
         except NotShared:
             return ""
 
-    def _open(self, number: int) -> torch.Tensor:
+    def _open(self, name: tuple[int, int]) -> torch.Tensor:
         if not IS_POSSIBLE:
             raise NotShared("this system has no memory to share")
         file = -1
         try:
             reach("node.maps_memory")
-            file = os.open(f"/proc/{self._pid}/fd/{number}", os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+            file = os.open(f"/proc/{self._pid}/fd/{name[0]}", os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
             found = os.fstat(file)
             if not stat.S_ISREG(found.st_mode):
                 raise OSError(errno.EINVAL, "it is no memory")
+            if found.st_ino != name[1]:
+                raise OSError(errno.ESTALE, "it is another one's by now")
             return mapped(file, found.st_size)
         except (OSError, ValueError) as error:  # a file without a byte in it
             why = error.strerror if isinstance(error, OSError) else error
