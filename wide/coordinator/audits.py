@@ -52,7 +52,10 @@ class Audit:
         agreed = max(said.values(), key=len)
         if len(agreed) > 1:
             return {node for nodes in said.values() if nodes is not agreed for node in nodes}
-        return {node for node in self.nodes if len({d for n, d in self.opinions if n == node}) > 1}
+        by_node = {node: [digest for other, digest in self.opinions if other == node] for node in self.nodes}
+        if not any(len(said) > 1 and len(set(said)) == 1 for said in by_node.values()):
+            return set()  # nobody gives the same twice: it may be the job
+        return {node for node, said in by_node.items() if len(set(said)) > 1}
 
     @property
     def is_agreed(self) -> bool:

@@ -53,6 +53,7 @@ class Usual:
         self._most, self._is_delta = most, is_delta
         self.lengths, self.counts, self.losses = Lengths(wanders=is_delta), Median(), Median()
         self.most_loss = math.inf
+        self.has_totals = False
         self._merged = 0
         self._first_loss = 1.0
         self._since_zero = WINDOW  # updates
@@ -93,6 +94,7 @@ class Usual:
             if seen.per_sample is not None:
                 self.counts.add(seen.per_sample)
         self.losses.add(_largest(seen.losses))
+        self.has_totals = seen.per_sample is not None
         if self._merged <= ENOUGH:
             self._first_loss = max(1.0, self.losses.value)
         if self._merged >= FEW:
@@ -164,6 +166,8 @@ class Gatekeeper:
 def _doubt(seen: Seen, usual: Usual) -> str:
     lengths, norm, amount = usual.lengths, seen.norm, seen.amount
     if lengths.count >= FEW:
+        if (seen.per_sample is not None) != usual.has_totals:
+            return "its losses are totals, and others' are means" if seen.per_sample is not None else "it has no counts"
         if amount <= 0:
             return "" if norm == 0 == amount else f"a norm of {norm:.3g}, of batches that count {amount:.3g}"
         length = lengths.usual(amount)

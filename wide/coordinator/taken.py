@@ -45,7 +45,9 @@ class Comparison:
             self._release(self.kept.pop(other)[0])
 
     def distance(self, pair: int, flat: Flat, losses: Sequence[float], allowed: float) -> float | None:
-        """The larger one of the gradients' and the losses', each relative to what they are; over what is allowed."""
+        """The largest one of the gradients', the losses' and the counts', each relative to what they are; over what is
+        allowed.
+        """
         if pair not in self.kept:
             return None
         other, its_losses = self.kept[pair]
@@ -54,7 +56,9 @@ class Comparison:
             apart += _square(here.double() - there.double())
             longest += max(_square(here.double()), _square(there.double()))
         far = math.sqrt(apart / longest) if longest else 0.0
-        for mine, theirs in zip(losses, its_losses, strict=False):
+        if len(flat.weights) != len(other.weights):
+            return math.inf  # one says that its losses are totals
+        for mine, theirs in zip((*losses, *flat.weights), (*its_losses, *other.weights), strict=False):
             far = max(far, abs(mine - theirs) / max(abs(mine), abs(theirs), 1e-6))
         return far / allowed if math.isfinite(far) else math.inf
 

@@ -27,8 +27,8 @@ MOST_MAPPED = 64  # segments that a node keeps at hand; more nodes than this sel
 
 
 class Segment:
-    """Zeros, as many as were asked for. Its name has the system's number of it, too: those of open files are used again,
-    and who comes late must not write into what is somebody else's by now.
+    """Zeros, as many as were asked for. Its name has the system's own number of it, too: those of open files are used
+    again, and who comes late must not write into what is somebody else's by now.
     """
 
     def __init__(self, nbytes: int) -> None:

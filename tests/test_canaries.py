@@ -1,0 +1,92 @@
+"""Which nodes may work where bits cannot tell: facts about the pure part."""
+
+from __future__ import annotations
+
+from wide.coordinator.canaries import AGAIN_S, MOST_STRIKES, Canaries
+from wide.coordinator.leases import Lease
+from wide.strategy.catalogue import STRATEGIES
+from wide.strategy.tree import Block
+
+NEAR, FAR = 0.5, 900.0
+BLOCK = Block(0, 1)
+
+
+def canaries(strategy: str = "async", is_lossless: bool = True) -> Canaries:
+    made = Canaries(is_lossless)
+    made.follow(STRATEGIES[strategy])
+    return made
+
+
+def compare(them: Canaries, one: int, other: int, distance: float, members: set[int], now: float = 0.0):
+    pair = them.begin(one, other)
+    pair.out += [Lease(i, node, BLOCK, 0, 0, 0.0, 0, is_check=True) for i, node in enumerate((one, other))]
+    assert them.answered(pair.number, one, None, members, now) is None
+    assert them.is_open(pair.number)
+    return them.answered(pair.number, other, distance, members, now)
+
+
+def test_a_newcomer_has_to_pass_if_there_is_another_one():
+    them = canaries()
+    assert not them.has_to_pass(1, {1}, 0.1, 0.0)
+    assert them.has_to_pass(1, {1, 2}, 0.1, 0.0)
+    compare(them, 1, 2, NEAR, {1, 2})
+    assert not them.has_to_pass(1, {1, 2}, 0.1, 1.0)
+    assert them.has_to_pass(1, {1, 2}, 0.1, 2 * AGAIN_S), "now and then again"
+    assert not them.has_to_pass(1, {1, 2}, 10.0, 2 * AGAIN_S), "but not where a batch takes that long"
+
+
+def test_where_bits_tell_nobody_is_compared_like_this():
+    them = canaries("sync")
+    assert not them.has_to_pass(1, {1, 2}, 0.1, 0.0)
+
+
+def test_who_differs_from_two_that_have_passed_is_wrong():
+    them, members = canaries(), {1, 2, 3}
+    compare(them, 1, 2, NEAR, members)
+    assert not compare(them, 3, 1, FAR, members).wrong
+    assert compare(them, 3, 2, FAR, members).wrong == {3}
+
+
+def test_two_liars_who_differ_from_everybody_prove_nothing():
+    them, members = canaries(), {1, 2, 3}
+    assert not compare(them, 1, 2, FAR, members).wrong
+    assert not compare(them, 1, 3, FAR, members).wrong
+
+
+def test_of_two_alone_the_one_that_came_later_waits():
+    them = canaries()
+    assert compare(them, 1, 2, FAR, {1, 2}).held == {2}
+    assert not them.has_to_pass(1, {1, 2}, 0.1, 0.0)
+    them.wait(2)
+    assert not them.is_wanted(1, {1, 2}), "they have met"
+    assert them.is_wanted(3, {1, 2, 3})
+
+
+def test_doubts_lead_to_quarantine_and_a_comparison_out_of_it():
+    them = canaries()
+    for i in range(MOST_STRIKES):
+        assert them.refuses(1, Block(i, i + 1), is_alone=False)
+    assert them.quarantined == {1}
+    assert them.has_to_pass(1, {1, 2}, 0.1, 0.0)
+    assert compare(them, 1, 2, NEAR, {1, 2}).cleared == {1}
+
+
+def test_what_two_nodes_find_odd_is_the_job():
+    them = canaries()
+    assert them.refuses(1, BLOCK, is_alone=False)
+    assert not them.refuses(2, BLOCK, is_alone=False)
+    for i in range(1, MOST_STRIKES):
+        assert them.refuses(1, Block(i, i + 1), is_alone=False)
+    assert not them.quarantined, "the first one is forgiven"
+
+
+def test_alone_it_is_believed():
+    assert not canaries().refuses(1, BLOCK, is_alone=True)
+
+
+def test_an_answer_of_a_pair_that_is_no_more_says_nothing():
+    them, members = canaries(), {1, 2, 3}
+    pair = them.begin(1, 2)
+    them.left(2)
+    assert them.answered(pair.number, 1, None, members, 0.0) is None
+    assert not them.is_open(pair.number)
