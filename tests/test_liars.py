@@ -144,7 +144,7 @@ def test_the_same_seed_lies_alike():
 def test_a_liar_speaks_the_protocol(kind, strategy):
     twin = Twin(make(model=mlp), strategy=strategy, steps=4)
     liar = Liar(kind)
-    nodes = [twin.join("honest"), twin.join("liar", liar=liar)]
+    nodes = [twin.join("honest"), twin.join("another"), twin.join("liar", liar=liar)]
     twin.train(*nodes)
     assert liar.lies
     assert not [reason for _, reason, _ in twin.rejects() if reason in BROKEN], "it lies, but in good manners"

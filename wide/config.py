@@ -58,6 +58,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None = None
     out: Path | None = None
     resume: str | None = None
+    without: str | None = None  # go on from before this node's first work
     checkpoint_every: float = 30.0
     keep: int = 3
     data: Data = "auto"

@@ -161,6 +161,9 @@ def _shared(command: argparse.ArgumentParser) -> None:
     command.add_argument("--seed", metavar="N")
     command.add_argument("--out", metavar="DIR", help="the run's folder (default: runs/<time>-<job>)")
     command.add_argument("--resume", metavar="auto|DIR", help="go on with a run; auto: with this job's newest, if any")
+    command.add_argument(
+        "--without", metavar="NODE", help="with --resume: from the last checkpoint before this node's first work"
+    )
     command.add_argument("--checkpoint-every", metavar="S", help="seconds between two checkpoints (default: 30)")
     command.add_argument("--keep", metavar="N", help="checkpoints to keep (default: 3)")
     command.add_argument("--data", metavar="local|stream|auto", help="nodes build the data set, or are sent batches")

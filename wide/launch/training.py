@@ -60,6 +60,7 @@ from wide.launch.result import Result
 from wide.launch.signals import BEFORE, on_signals, stopping
 from wide.launch.story import Story
 from wide.launch.track import tracking
+from wide.launch.without import before
 from wide.node import selfcheck
 from wide.node.greeting import pick_device
 from wide.node.workers import why_not
@@ -111,6 +112,8 @@ class Training:
     def __init__(self, job: Job, name: str, options: Options, origin: Origin) -> None:
         self.job, self.options, self._origin, self._name = job, options, origin, name
         track.check(options.track)
+        if options.without is not None and options.resume is None:
+            raise UsageError("--without is for --resume: a new run has had no nodes")
         if options.resume is None:  # a run remembers its strategy
             check_robust(options)
         self._place = dashboard.check(options)
@@ -317,7 +320,16 @@ class Training:
         folder = self.dir / CHECKPOINTS
         if not self.folder.holds_run or not checkpoint.is_any(folder):
             return None
-        path, saved, problems = checkpoint.newest(folder)
+        most = before(self.dir, self.options.without) if self.options.without is not None else math.inf
+        try:
+            path, saved, problems = checkpoint.newest(folder, most)
+        except TrainingFailed:
+            if most == math.inf:
+                raise
+            raise UsageError(
+                f"--without {self.options.without}: its work is in every checkpoint of {self.dir} that was kept "
+                f"(it began in step {most}): begin a new run"
+            ) from None
         for problem in problems:
             log.error("%s", problem)
         return path, saved

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -106,10 +107,14 @@ def _point(folder: Path, name: str, checkpoint: Path) -> None:
     _sync(folder)
 
 
-def newest(folder: Path) -> tuple[Path, Checkpoint, list[str]]:
-    """The one that `latest` names, or, if it is broken, the newest that is whole; and what is wrong with others."""
+def newest(folder: Path, most: float = math.inf) -> tuple[Path, Checkpoint, list[str]]:
+    """The one that `latest` names, or, if it is broken, the newest that is whole; and what is wrong with others. Of at
+    most so many steps.
+    """
     problems: list[str] = []
     for path in _candidates(folder):
+        if _order(path)[0] > most:
+            continue
         try:
             return path, read(path), problems
         except Broken as error:
