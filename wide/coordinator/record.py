@@ -234,6 +234,11 @@ class Record:
         what = (compare.node, compare.lease, "check", "", compare.block, compare.granted_at)
         self._refused.append((RejectUpdate(*what), journey, self._clock.wall(), self._clock.now()))
 
+    def given_by(self, node: int) -> str:
+        """What of this node's is in the weights, and how to get rid of it."""
+        batches = self.parts[node].batches if node in self.parts else 0
+        return f"; {batches} of its batches were merged before: --resume RUN --without {node}" if batches else ""
+
     def decided(self, node: int | None, kind: str, words: str) -> None:
         """About a node: for whoever reads the log, and for run.db."""
         name = self.parts[node].name if node in self.parts else ""

@@ -183,7 +183,7 @@ class Run:
         self.record.decided(it.node, it.kind, it.words)
 
     def _name_node(self, it: events.NameNode) -> None:
-        self.record.decided(it.node, "named", it.words)
+        self.record.decided(it.node, "named", f"{it.words}{self.record.given_by(it.node)}")
 
     def _void(self, void: events.VoidVersion) -> Pending | None:
         self.record.void(void.version)
