@@ -47,6 +47,13 @@ def test_who_differs_from_two_that_have_passed_is_wrong():
     assert compare(them, 3, 2, FAR, members).wrong == {3}
 
 
+def test_also_if_they_have_passed_only_afterwards():
+    them, members = canaries(), {1, 2, 3}
+    assert not compare(them, 3, 1, FAR, members).wrong
+    assert not compare(them, 3, 2, FAR, members).wrong
+    assert compare(them, 1, 2, NEAR, members).wrong == {3}
+
+
 def test_two_liars_who_differ_from_everybody_prove_nothing():
     them, members = canaries(), {1, 2, 3}
     assert not compare(them, 1, 2, FAR, members).wrong

@@ -164,7 +164,7 @@ class Canaries:
             self.quarantined.discard(node)
             self._strikes.pop(node, None)
             self._differed.pop(node, None)
-        return Outcome(cleared=frozenset(cleared))
+        return Outcome(cleared=frozenset(cleared), wrong=self._wrong())  # they may have differed from it before
 
     def _far(self, pair: Pair, members: AbstractSet[int], now: float) -> Outcome:
         """Who was right before is not doubted because of somebody who was not."""
@@ -172,12 +172,15 @@ class Canaries:
         for node in suspects:
             self.verified.pop(node, None)
             self._differed.setdefault(node, set()).update(other for other in pair.nodes if other != node)
-        wrong = frozenset(node for node in suspects if len(self._differed[node] & self._passed) > 1)
+        wrong = self._wrong()
         if wrong or members - set(pair.nodes):
             return Outcome(wrong=wrong)
         held = max(suspects)
         self.verified |= {node: now for node in pair.nodes if node != held}
         return Outcome(held=frozenset((held,)))
+
+    def _wrong(self) -> frozenset[int]:
+        return frozenset(node for node, others in self._differed.items() if len(others & self._passed - {node}) > 1)
 
     def left(self, node: int) -> None:
         self.verified.pop(node, None)
