@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import torch
+
+from tests.jobs import make, mlp
 from wide.coordinator.canaries import AGAIN_S, MOST_STRIKES, Canaries
 from wide.coordinator.leases import Lease
+from wide.job.here import Here
+from wide.job.samples import Samples
+from wide.node.fused import Fused
+from wide.node.trainer import Place, Trainer
+from wide.node.training import TRAININGS
 from wide.strategy.catalogue import STRATEGIES
 from wide.strategy.tree import Block
 
@@ -97,3 +105,22 @@ def test_an_answer_of_a_pair_that_is_no_more_says_nothing():
     them.left(2)
     assert them.answered(pair.number, 1, None, members, 0.0) is None
     assert not them.is_open(pair.number)
+
+
+def test_a_gradient_that_is_compared_follows_from_the_pools_weights_and_not_from_own_steps():
+    job = make(model=mlp)
+    batch = Samples(job, 0).batch(torch.arange(4), 0, Here(0, 0, 0, None))
+    places, go_on = [Place(0, 0, 4, 1.0)], lambda done, of: True
+    gradients = []
+    for has_moved in (False, True):
+        trainer = Trainer(job, 0, torch.device("cpu"))
+        trainer.keep_versions()
+        own, exact = (TRAININGS[name](job, trainer, Fused(trainer)) for name in ("local", "sync"))
+        if has_moved:
+            own.begin()
+            own.train(places, lambda i: batch, 1, go_on)
+            own.result()
+        exact.begin()
+        exact.train(places, lambda i: batch, 0, go_on)
+        gradients.append(exact.result().raw.clone())
+    assert torch.equal(*gradients)

@@ -230,3 +230,21 @@ def test_nothing_is_kept_of_what_was_decided():
     assert len(gate.keeper._window) <= WINDOW
     gate.keeper.forget(12_345)
     gate.keeper.merged(12_345)
+
+
+def test_no_number_of_a_peers_is_divided_by():
+    gate = Gatekeeper()
+    for i in range(10):
+        gate.doubt(i, Seen(i % 3, "gradient", 0.1, 1.0, [1.0], 1.0))
+        gate.merged(i)
+    assert gate.doubt(50, Seen(1, "gradient", 1.0, 5e-324, [1.0], 5e-324))
+    gate.merged(50)
+    assert gate.doubt(51, Seen(1, "gradient", 1e30, 1.0, [1.0], 1.0))
+
+
+def test_totals_among_means_are_odd():
+    gate = Gatekeeper()
+    for i in range(10):
+        gate.doubt(i, Seen(i % 3, "gradient", 0.1, 1.0, [1.0]))
+        gate.merged(i)
+    assert gate.doubt(50, Seen(1, "gradient", 0.1, 1.0, [1.0], 1.0))

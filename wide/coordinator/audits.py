@@ -82,7 +82,7 @@ class Audits:
     """
 
     def __init__(self, share: float, chance: Callable[[], float]) -> None:
-        self._share, self._chance = share, chance
+        self.share, self._chance = share, chance
         self.verified: dict[int, float] = {}  # and when that was
         self.held: set[int] = set()  # nobody could tell whether they are right: they only compute what decides that
         self._differed: set[int] = set()  # they, and from whom
@@ -111,7 +111,7 @@ class Audits:
         self.merged.append((node, block))
         if not others:
             self.verified.setdefault(node, now)  # all that is trained is its work: whoever comes is measured by it
-        if not others or not (doubt or self._is_due(node, now - lease.granted_at, now) or self._chance() < self._share):
+        if not others or not (doubt or self._is_due(node, now - lease.granted_at, now) or self._chance() < self.share):
             return False
         self._open[block] = Audit(block, [Opinion(node, digest)])
         return True

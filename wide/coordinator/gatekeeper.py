@@ -25,6 +25,7 @@ MOST = 64.0  # times the usual: honest ones were seen to reach 34 (docs/findings
 MOST_EARLY = 4 * MOST  # while few are known
 MOST_CLIPPED = MOST * MOST  # gradients of a job with clip_norm: they may explode, and what is merged is cut
 MOST_LOSS = 1000.0  # times the usual, the first ones, and 1: below that telemetry/divergence.py does not look, either
+LEAST = 1e-30  # that something weighs, or is long
 NOTHING = 1e-9  # of the usual norm: no more than zero
 BELIEVED = WINDOW // 2 + 1  # updates that say what is usual: then the median has followed, or it was one of a kind
 CROWD = WINDOW // 3  # of the window are one node's: if there are three of them, it is no majority
@@ -85,7 +86,7 @@ class Usual:
             self._believing -= 1
             if not self._believing:
                 self._believed = 0.0, 0.0, 0.0
-        if (amount := seen.amount) > 0:
+        if (amount := seen.amount) >= LEAST:
             self._since_zero += 1
             if seen.norm > NOTHING * self.lengths.usual(amount):
                 self.lengths.add(seen.norm, amount)  # zeros say nothing about how long the others are
@@ -103,7 +104,7 @@ class Usual:
     def believe(self, seen: Seen) -> None:
         self._believing = BELIEVED
         straight, wandering, loss = self._believed
-        if (amount := seen.amount) > 0:
+        if (amount := seen.amount) >= LEAST:
             straight = max(straight, seen.norm / amount)
             wandering = max(wandering, seen.norm / math.sqrt(amount)) if self._is_delta else 0.0
         self._believed = straight, wandering, max(loss, _largest(seen.losses))
@@ -168,15 +169,15 @@ def _doubt(seen: Seen, usual: Usual) -> str:
     if lengths.count >= FEW:
         if (seen.per_sample is not None) != usual.has_totals:
             return "its losses are totals, and others' are means" if seen.per_sample is not None else "it has no counts"
-        if amount <= 0:
+        if amount < LEAST:
             return "" if norm == 0 == amount else f"a norm of {norm:.3g}, of batches that count {amount:.3g}"
-        length = lengths.usual(amount)
+        length = max(lengths.usual(amount), LEAST)
         if norm > MOST * length and norm > usual.most * max(length, usual.believed(amount)):
             return f"its norm is {norm:.3g}, {norm / length:.3g} times what is usual for as much work"
         if norm <= NOTHING * length and not usual.has_zeros:
             return "it is zero, and nobody's was, lately"
-        if seen.per_sample is not None and seen.per_sample > usual.most * usual.counts.value:
-            return f"its samples count {seen.per_sample / usual.counts.value:.3g} times what is usual"
+        if seen.per_sample is not None and seen.per_sample > usual.most * (count := max(usual.counts.value, LEAST)):
+            return f"its samples count {seen.per_sample / count:.3g} times what is usual"
     losses, most = seen.losses, usual.most_loss
     if losses and (max(losses) > most or min(losses) < -most):
         return f"a loss of {_largest(losses):.3g}, where {usual.losses.value:.3g} is usual"

@@ -84,6 +84,7 @@ class Server:
         self._name, self._contributions, self._shares = name, Contributions(), Contributions(TELL_S)
         self._painter = Painter(pool, run.record, exchange)
         self._suspicion = ""  # that was told
+        self._is_alone_told = False
         self._pairs: dict[int, int] = {}  # leases whose answers are compared with each other's
         self._full_since: float | None = None  # of snapshots to be evaluated, so that everybody waits
         self._evaluating_s = 0.0  # that they have waited before
@@ -225,6 +226,10 @@ class Server:
         if self.pool.deadly.suspicion != self._suspicion:
             useless.append(suspicion := self.pool.deadly.suspicion)
             self._suspicion = suspicion
+        if not self._is_alone_told and self.pool.audits is not None and self.pool.audits.share > 0 and run.batches:
+            self._is_alone_told = True
+            if len(self.pool.members) == 1:
+                useless.append("a pool of one: nobody can check what it computes until a second node joins (--audit)")
         for words in useless:
             log.warning("%s", words)
 
@@ -413,7 +418,8 @@ class Server:
         """It is told what is known of the reason."""
         self.run.performers[events.NameNode](it)
         home = self._painter.homes.get(it.node)
-        self.exchange.send_away(it.node, f"{it.words}{self.exchange.why_other_bits(home.build if home else '')}")
+        why = self.exchange.why_other_bits(home.build if home else "")
+        self.exchange.send_machine_away(it.node, f"{it.words}{why}")
 
     def _reject(self, reject: events.RejectUpdate) -> None:
         self._gate.forget(reject.lease)

@@ -163,6 +163,12 @@ class Exchange:
         self._reception.sent_away[node] = why
         self.dismiss_node(node, Refused(why))
 
+    def send_machine_away(self, node: int, why: str) -> None:
+        """Whatever else comes from there, too, if it is known as a machine."""
+        if (peer := self._board.peers.get(node)) is not None and peer.machine_id:
+            self._reception.machines_sent_away[peer.machine_id] = why
+        self.send_away(node, why)
+
     def why_other_bits(self, build: str) -> str:
         """Why a node with this build may compute other bits than the pool."""
         return self._reception.why_other_bits(build)

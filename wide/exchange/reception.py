@@ -64,6 +64,7 @@ class Reception:
         self._payload_limit = max(layout.live_nbytes, MOST_PART_NBYTES)
         self._known: dict[tuple[str, str], int] = {}  # nodes by their machine, and the key that only they know
         self.sent_away: dict[int, str] = {}  # nodes that are not wanted any more, and why
+        self.machines_sent_away: dict[str, str] = {}
         self.traffic = traffic
         self._checkers, self._is_checked = 0, False  # nodes that were asked to try the job; has one of them done so?
         self._asked, self._asked_at = 0, math.inf  # of them, all in all; when the first one was
@@ -86,6 +87,8 @@ class Reception:
             return [*enrolled, *self._receive(peer, hello)]
         peer.is_evaluator = hello.role == "evaluator"
         number = EVALUATOR if peer.is_evaluator else self._known.get((peer.machine_id, hello.key), 0)
+        if peer.machine_id in self.machines_sent_away:
+            raise Refused(self.machines_sent_away[peer.machine_id])
         if number in self.sent_away:
             raise Refused(self.sent_away[number])
         if not peer.is_evaluator and self._door.likeness is not None:

@@ -349,6 +349,8 @@ class Training:
         return wanted(self.options, self.job)
 
     def _alone(self, course: Course, samples: Samples) -> list[NodeTotals]:
+        if self.options.audit:
+            log.warning("--audit %g: with one process there is no second one that could check it", self.options.audit)
         loop = self.loop(self.job, course, samples, pick_device(self.options.device), self.options.check)
         self._began(loop.run)
         loop.train()

@@ -43,7 +43,8 @@ class Exact:
         self._total: Flat | None = None
 
     def begin(self) -> None:
-        """It starts anew with every lease."""
+        """With the pool's weights: steps of its own may have moved the model."""
+        self._trainer.weights_changed()
 
     def new_weights(self) -> None:
         self._trainer.weights_changed()
