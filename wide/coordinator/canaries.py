@@ -77,8 +77,10 @@ class Canaries:
     # ── doubts ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def refuses(self, node: int, block: Block, is_alone: bool) -> bool:
-        """Its update for this block was doubted. Where another one's was, too, it is the job: both are believed."""
-        others = {self._doubted[at] for at in range(*block) if at in self._doubted} - {node}
+        """Its update for this block was doubted. If another one's was just now, it is the job (a spike that all of
+        them see): both are believed.
+        """
+        others = set(self._doubted.values()) - {node}
         if is_alone or others:
             self._strikes.subtract(others)
             return False
