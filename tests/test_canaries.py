@@ -95,6 +95,24 @@ def test_what_two_nodes_find_odd_is_the_job():
     assert not them.quarantined, "the first one is forgiven"
 
 
+def test_nobody_saves_up_forgiveness():
+    them = canaries()
+    assert them.refuses(1, BLOCK, is_alone=False)
+    for node in range(2, 9):
+        assert not them.refuses(node, Block(node, node + 1), is_alone=False)
+    them.merged(BLOCK)
+    for i in range(MOST_STRIKES):
+        assert them.refuses(1, Block(20 + i, 21 + i), is_alone=False)
+    assert them.quarantined == {1}
+
+
+def test_doubts_about_who_has_left_excuse_nobody():
+    them = canaries()
+    assert them.refuses(1, BLOCK, is_alone=False)
+    them.left(1)
+    assert them.refuses(2, Block(5, 6), is_alone=False)
+
+
 def test_alone_it_is_believed():
     assert not canaries().refuses(1, BLOCK, is_alone=True)
 

@@ -160,6 +160,13 @@ def join(left: Flat, right: Flat) -> None:
         left.logged = added(left.logged, right.logged)
 
 
+def apart(one: Flat, other: Flat) -> float:
+    """How far two updates are from each other, where 1 is as far as the longer one is long."""
+    longest = max(one.norm(), other.norm())
+    distance = math.sqrt(sum(_squares(a - b) for a, b in zip(one.sums, other.sums, strict=True)))
+    return distance / longest if longest else 0.0
+
+
 def by_counts(flat: Flat, batches: int) -> None:
     """The gradient of totals: that of the sum of their sums, over the sum of their counts. Means stay as they are."""
     if not flat.weights:

@@ -19,8 +19,8 @@ from typing import NamedTuple
 from wide.coordinator.leases import Lease
 from wide.strategy.tree import Block
 
-AGAIN_S = 60.0  # after so long a node is checked once more, if
-AGAIN_COST = 200.0  # it is worth so many times the check
+AGAIN_S = 60.0  # after so long a node is checked once more, and after
+AGAIN_COST = 200.0  # so many times what the check takes
 TWICE = 2  # nobody is asked more often about the same batches
 
 

@@ -14,14 +14,13 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from wide.coordinator.audits import AGAIN_COST, AGAIN_S
 from wide.coordinator.leases import Lease
 from wide.strategy.description import Strategy
 from wide.strategy.tree import Block
 
-MOST_PAIRS = 4
+MOST_PAIRS = 4  # at a time: the first answer of each is kept until the other one comes
 MOST_STRIKES = 3  # updates that were doubted, and not by what another node found
-AGAIN_S = 60.0  # after so long who has passed is looked at again, if
-AGAIN_COST = 200.0  # that is so many batches
 
 
 @dataclass(slots=True)
@@ -82,7 +81,8 @@ class Canaries:
         """
         others = set(self._doubted.values()) - {node}
         if is_alone or others:
-            self._strikes.subtract(others)
+            for other in others:
+                self._strikes[other] = max(0, self._strikes[other] - 1)
             return False
         self._doubted |= dict.fromkeys(range(*block), node)
         self._strikes[node] += 1
@@ -190,6 +190,7 @@ class Canaries:
         self._waiting.pop(node, None)
         self._strikes.pop(node, None)
         self._differed.pop(node, None)
+        self._doubted = {at: whose for at, whose in self._doubted.items() if whose != node}
         self.quarantined.discard(node)
         self._helper = 0 if self._helper == node else self._helper
         self._open = {number: pair for number, pair in self._open.items() if node not in pair.nodes}

@@ -203,9 +203,9 @@ class Confirm(Action, frozen=True):
 
 
 class TellOf(Action, frozen=True):
-    """Something was decided about a node (None: about all of them), for this reason."""
+    """Something was decided about a node, for this reason."""
 
-    node: int | None
+    node: int
     kind: str
     words: str
 

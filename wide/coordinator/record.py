@@ -236,14 +236,14 @@ class Record:
 
     def given_by(self, node: int) -> str:
         """What of this node's is in the weights, and how to get rid of it."""
-        batches = self.parts[node].batches if node in self.parts else 0
+        batches = self.parts[node].batches
         return f"; {batches} of its batches were merged before: --resume RUN --without {node}" if batches else ""
 
-    def decided(self, node: int | None, kind: str, words: str) -> None:
+    def decided(self, node: int, kind: str, words: str) -> None:
         """About a node: for whoever reads the log, and for run.db."""
-        name = self.parts[node].name if node in self.parts else ""
-        log.warning("%s %s: %s", f"node {node} ({name})" if node is not None else "the pool", kind, words)
-        self.journal.tell(kind, node, f"{name}: {words}" if name else words)
+        name = self.parts[node].name
+        log.warning("node %d (%s) %s: %s", node, name, kind, words)
+        self.journal.tell(kind, node, f"{name}: {words}")
 
     def step_closed(self, step: Step, strategy: Strategy) -> None:
         now = self._clock.now()

@@ -287,11 +287,16 @@ class Pool:
         self._failed[position] = member.node
         return [reject, *self._drop(member, problem, now)]
 
+    @property
+    def _is_exact(self) -> bool:
+        """Would anybody compute the same bits, and can they be compared?"""
+        return self.audits is not None and self.strategy.needs_whole_steps
+
     # ── audits ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _is_audited(self, lease: Lease, block: Block, event: UpdateArrived, now: float) -> bool:
         """Is what was just merged to be computed by somebody else, too? Where results are exact, that can be told."""
-        if self.audits is None or not self.strategy.needs_whole_steps:
+        if self.audits is None or not self._is_exact:
             return False
         others = self.roster.present - {lease.node}
         return self.audits.take(lease, block, event.digest, event.doubt, others, now)
@@ -301,8 +306,11 @@ class Pool:
         elsewhere somebody else computes it instead. Nothing, if it is believed.
         """
         canaries = self.canaries
-        is_exact = self.audits is not None and self.strategy.needs_whole_steps
-        if canaries is None or is_exact or not canaries.refuses(member.node, block, len(self.roster.present) == 1):
+        if (
+            canaries is None
+            or self._is_exact
+            or not canaries.refuses(member.node, block, len(self.roster.present) == 1)
+        ):
             return []
         self.leases.give_back(block)
         where = f"{self._where(block)}: {doubt}"

@@ -6,12 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import torch
-
-from wide.codec.layout import Flat
+from wide.codec.layout import Flat, apart
+from wide.coordinator.canaries import MOST_PAIRS
 from wide.telemetry.journey import Journey
-
-MOST_PAIRS = 4
 
 
 class Taken(NamedTuple):
@@ -51,17 +48,9 @@ class Comparison:
         if pair not in self.kept:
             return None
         other, its_losses = self.kept[pair]
-        apart = longest = 0.0
-        for here, there in zip(flat.trainable, other.trainable, strict=True):
-            apart += _square(here.double() - there.double())
-            longest += max(_square(here.double()), _square(there.double()))
-        far = math.sqrt(apart / longest) if longest else 0.0
+        far = apart(flat, other)
         if len(flat.weights) != len(other.weights):
             return math.inf  # one says that its losses are totals
         for mine, theirs in zip((*losses, *flat.weights), (*its_losses, *other.weights), strict=False):
             far = max(far, abs(mine - theirs) / max(abs(mine), abs(theirs), 1e-6))
         return far / allowed if math.isfinite(far) else math.inf
-
-
-def _square(tensor: torch.Tensor) -> float:
-    return float(tensor.abs().square().sum())
