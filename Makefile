@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: train test quick check browser bench clean test-engines
+.PHONY: train test quick check browser bench clean test-engines test-extras
 
 train: $(VENV)/ready
 	$(BIN)/python examples/emoji.py
@@ -32,6 +32,18 @@ test-engines: .engines/ready .engines/kubernetes/ready slurm-packages
 	.engines/bin/pip install --quiet --constraint constraints.txt --editable '.[examples,dashboard,ray,dask]' pytest
 	touch $@
 
+# What takes programs from other frameworks, tried with the frameworks themselves, each in an environment of its own:
+# `make test` skips these tests.
+test-extras: .extras/hf/ready .extras/lightning/ready
+	.extras/hf/bin/python -m pytest -rs tests/extras/test_hf.py
+	.extras/lightning/bin/python -m pytest -rs tests/extras/test_lightning.py
+
+.extras/hf/ready: FRAMEWORKS := datasets peft trl
+.extras/%/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install --quiet --constraint constraints.txt --editable '.[$*]' $(FRAMEWORKS) pytest
+	touch $@
+
 # All benchmarks, for hours; writes docs/benchmarks.md. Single ones: .venv/bin/python -m benchmarks NAME
 bench: $(VENV)/ready
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[plots]'
@@ -50,7 +62,7 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) .engines .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .engines .extras .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 # Frameworks to compare with, each in an environment of its own, since they do not agree on their dependencies. One that
 # cannot be installed is left out, and the benchmark says so.

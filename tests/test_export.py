@@ -59,3 +59,12 @@ def test_the_best_weights_can_be_had_instead_of_the_newest(tmp_path, monkeypatch
         assert torch.equal(two.model.state_dict()[name], value)
     assert main(["export", "two", "other.pt", "--best"]) == 2
     assert "has no best checkpoint" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("nodes", [0, 1])
+def test_whoever_called_is_told_when_training_is_over(tmp_path, nodes):
+    """In this process, where a list that is not sent anywhere can be filled."""
+    told = []
+    job = make(finish=lambda result: told.append((result.steps, type(result.model).__name__)))
+    wide.run(job, nodes=nodes, steps=2, log="silent", out=tmp_path / "run")
+    assert told == [(2, "Sequential")]

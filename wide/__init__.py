@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Unpack
 
+    from wide import hf, lightning
     from wide.config import Compress, Data, Log, Robust, Sockets, Strategy, Track
     from wide.errors import (
         Interrupted,
@@ -41,6 +42,8 @@ __all__ = [
     "VersionMismatch",
     "WideError",
     "here",
+    "hf",
+    "lightning",
     "load",
     "log",
     "on_metric",
@@ -60,13 +63,14 @@ _HOMES = (
     | dict.fromkeys(("Job", "Phase", "on_metric", "per_epoch", "supervised", "total"), "job.definition")
     | dict.fromkeys(("here", "log"), "job.here")
 )
+_MODULES = {"order": "wide.job.order", "text": "wide.job.text", "hf": "wide.hf", "lightning": "wide.lightning"}
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'wide' has no attribute {name!r}")
-    if name in ("order", "text"):
-        return importlib.import_module(f"wide.job.{name}")
+    if name in _MODULES:
+        return importlib.import_module(_MODULES[name])
     value = globals()[name] = getattr(importlib.import_module(f"wide.{_HOMES.get(name, 'errors')}"), name)
     return value
 

@@ -14,7 +14,7 @@ from wide.errors import UsageError
 
 FUNCTIONS = ("model", "dataset", "loss", "optimizer")
 DEFAULT_BATCH_SIZE = 32
-OPTIONAL = ("scheduler", "evaluate", "collate", "after_step", "order", "stop_when")
+OPTIONAL = ("scheduler", "evaluate", "collate", "after_step", "order", "stop_when", "finish")
 
 
 class _Checked(type(msgspec.Struct)):  # type: ignore[misc]
@@ -89,6 +89,7 @@ class Job(msgspec.Struct, metaclass=_Checked, frozen=True, kw_only=True):
     init               A state dict, or a .safetensors or .pt file with one, to begin with.
     threads            torch threads in every node: part of what makes results exact.
     workers            Processes for each node that fetch batches ahead, where the data set takes its time.
+    finish             (result) -> None, called by wide.run in the caller's own process once training is over.
     """
 
     model: Callable[[], Any]
@@ -114,6 +115,7 @@ class Job(msgspec.Struct, metaclass=_Checked, frozen=True, kw_only=True):
     init: Any = None
     threads: int = 1
     workers: int = 0
+    finish: Callable[[Any], None] | None = None
 
     @property
     def turns(self) -> Sequence[Phase]:

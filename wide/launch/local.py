@@ -83,13 +83,17 @@ def run_job(what: Job | Function, values: Mapping[str, Any] | None, **given: Any
     _first_words(name, options)
     if options.node_count == 0:
         obey(wanted)
-        return _run_here(job, name, options, script or "", is_python=True, values=made_with)
-    with _pickled(job, made_with) as words:
-        result = from_json(_run_in_child(words, name, options, script or "", wanted))
-    from wide.store.weights import load_weights
+        result = _run_here(job, name, options, script or "", is_python=True, values=made_with)
+    else:
+        with _pickled(msgspec.structs.replace(job, finish=None), made_with) as words:
+            told = from_json(_run_in_child(words, name, options, script or "", wanted))
+        from wide.store.weights import load_weights
 
-    model = load_weights(job.model(), Path(result.run_dir))
-    return replace(result, build=lambda: model)
+        model = load_weights(job.model(), Path(told.run_dir))
+        result = replace(told, build=lambda: model)
+    if job.finish is not None:
+        job.finish(result)
+    return result
 
 
 def _made(what: object, values: Mapping[str, Any] | None, before: Callable[[], Values]) -> tuple[Job, Values]:
