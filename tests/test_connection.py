@@ -13,10 +13,10 @@ from wide.codec.batch import pack
 from wide.codec.layout import Flat, bind
 from wide.codec.pieces import cut, decode, encode
 from wide.codec.shadow import publish
-from wide.errors import ConnectionLost, ProtocolError, Refused, UsageError
+from wide.errors import ConnectionLost, Left, ProtocolError, Refused, UsageError
 from wide.job.model import build_model
 from wide.node.greeting import Identity, introduce
-from wide.node.session import Left, Session
+from wide.node.session import Session
 from wide.node.workbench import Workbench
 from wide.transport.connection import Connection
 from wide.transport.listener import Listener

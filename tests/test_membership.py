@@ -30,14 +30,14 @@ from wide.coordinator.events import (
 from wide.coordinator.leases import Lease
 from wide.coordinator.roster import Member
 from wide.coordinator.state import Pool
-from wide.errors import ConnectionLost, Unreachable
+from wide.errors import ConnectionLost, Left, Unreachable
 from wide.exchange import happenings as happened
 from wide.exchange.patience import GONE_S, SILENT_S
 from wide.job.schedule import Schedule
 from wide.node.greeting import Identity
 from wide.node.membership import Membership
 from wide.node.pulse import Pulse
-from wide.node.session import Left, Session
+from wide.node.session import Session
 from wide.node.trainer import Enough, Place, Trainer
 from wide.node.workbench import Workbench
 from wide.strategy.tree import Block

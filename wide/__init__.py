@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from wide.job import order, text
     from wide.job.definition import Job, Phase, on_metric, per_epoch, supervised, total
     from wide.job.here import here, log
+    from wide.launch.free import local
     from wide.launch.load import Run, load
+    from wide.launch.member import member
     from wide.launch.result import Result
 
 __all__ = [
@@ -45,7 +47,9 @@ __all__ = [
     "hf",
     "lightning",
     "load",
+    "local",
     "log",
+    "member",
     "on_metric",
     "order",
     "per_epoch",
@@ -59,6 +63,7 @@ __version__ = "0.1.0"
 # Looked up when they are needed: `import wide` is quick, so that the command can be stopped from its first moment on.
 _HOMES = (
     {"Result": "launch.result"}
+    | {"member": "launch.member", "local": "launch.free"}
     | dict.fromkeys(("load", "Run"), "launch.load")
     | dict.fromkeys(("Job", "Phase", "on_metric", "per_epoch", "supervised", "total"), "job.definition")
     | dict.fromkeys(("here", "log"), "job.here")

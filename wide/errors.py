@@ -119,6 +119,12 @@ class NotShared(ConnectionLost):
     """Memory that should have been shared with the coordinator is not: come again, and have everything sent."""
 
 
+class Left(BaseException):
+    """This machine wants to leave the pool. Raised wherever the user's code happens to be: what catches every Exception
+    there must not catch this.
+    """
+
+
 BY_EXIT_CODE: dict[int, type[WideError]] = {
     error.exit_code: error for error in (TrainingFailed, UsageError, Unreachable, NotYet, VersionMismatch, Refused)
 }

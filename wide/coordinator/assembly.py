@@ -35,6 +35,7 @@ from wide.exchange.door import Door
 from wide.exchange.exchange import Exchange
 from wide.exchange.feed import Feed
 from wide.exchange.goods import Goods
+from wide.job.definition import OwnLoop
 from wide.job.samples import Samples
 from wide.job.schedule import Schedule
 from wide.strategy.catalogue import EXACT, MEASURES
@@ -68,6 +69,7 @@ class Course:
     digest: Digest = field(default_factory=lambda: Digest(secrets.token_bytes(KEY_NBYTES)))  # of updates
     judge: Judge | None = None  # if anything follows from evaluations
     chance: Callable[[], float] = secrets.SystemRandom().random  # that nobody can guess
+    own_loop: OwnLoop | None = None  # if nodes do not compute a loss of the job's
     samples: Samples | None = None  # what is told which steps are done; None: nobody wants to know
 
     @property
@@ -91,6 +93,7 @@ class Course:
     def pool(self, is_open: bool, is_alone: bool = False) -> Pool:
         wish = self.options.strategy or EXACT.name
         strategy = MEASURES.name if wish == "auto" else wish
+        are_steps_lent = self.own_loop is not None and self.own_loop.every > 0  # nobody else could have made them
         return Pool(
             self.schedule,
             self.steps,
@@ -102,7 +105,8 @@ class Course:
             self.options.checkpoint_every,
             self._verdicts,
             None if is_alone else self._audits,
-            None if is_alone or not self.options.check else Canaries(self._is_lossless),
+            None if is_alone or not self.options.check or are_steps_lent else Canaries(self._is_lossless),
+            are_steps_lent,
         )
 
     def record(self) -> Record:

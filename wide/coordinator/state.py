@@ -76,6 +76,7 @@ class Pool:
         verdicts: Verdicts | None = None,
         audits: Audits | None = None,
         canaries: Canaries | None = None,
+        are_steps_lent: bool = False,
     ) -> None:
         self.schedule = schedule
         self.is_open = is_open  # others may still join, so a lone node that fails does not speak for all
@@ -86,7 +87,7 @@ class Pool:
         self._worth = start.worth  # how many steps' worth of batches are in the weights
         self._spent_s = start.seconds  # before this process
         self.is_over = False
-        self._next_strategy, self._is_eager = strategy, is_eager
+        self._next_strategy, self._is_eager, self._are_steps_lent = strategy, is_eager, are_steps_lent
         self._save_every_s, self._saved_at = save_every_s, -math.inf
         self._saves_soon = False  # because somebody wants it
         self.is_paused = self._is_full = False  # by the run's owner; of weights to be evaluated
@@ -135,7 +136,7 @@ class Pool:
 
     def _choose(self, name: str, reached: Reached | None = None) -> None:
         self.strategy = STRATEGIES[name]
-        stage = Stage(self.schedule, self.steps, self.last_step, self._is_eager, reached)
+        stage = Stage(self.schedule, self.steps, self.last_step, self._is_eager, reached, self._are_steps_lent)
         self.policy = self.strategy.policy(stage)
 
     def _follow(self) -> None:

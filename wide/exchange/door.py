@@ -33,6 +33,7 @@ class Door:
     offer: Offer | None = None  # what visitors are shown, and
     code: bytes = b""  # its payload
     steps: int | None = None  # that the run will have
+    every: int | None = None  # steps of a node's own loop, if nodes bring one
     likeness: Likeness | None = None  # what all must have in common; None: nothing
 
     def admit(self, hello: Hello, nonces: tuple[bytes, bytes] | None, binding: bytes, wall: float) -> Credential:

@@ -200,7 +200,8 @@ class Reception:
         memory = self._common.greeting(self._live_nbytes) if peer.is_on_this_machine else None
         door = self._door
         moved, steps = list(door.moved), door.steps
-        self._board.send(peer, say.Welcome(peer.node, door.seed, door.data, checks, moved, memory, steps))
+        welcome = say.Welcome(peer.node, door.seed, door.data, checks, moved, memory, steps, door.every)
+        self._board.send(peer, welcome)
         if not peer.is_evaluator and not peer.is_closed:
             peer.probing = Probing()
             self._board.send(peer, say.Probe(), *peer.probing.next_load(now))

@@ -6,7 +6,7 @@ import difflib
 import math
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -15,6 +15,14 @@ from wide.errors import UsageError
 FUNCTIONS = ("model", "dataset", "loss", "optimizer")
 DEFAULT_BATCH_SIZE = 32
 OPTIONAL = ("scheduler", "evaluate", "collate", "after_step", "order", "stop_when", "finish")
+
+
+class OwnLoop(NamedTuple):
+    """A job's loss may have one of these as `own_loop`: then a script computes, in a loop of its own. Between two
+    meetings with the pool it makes `every` steps of its own optimizer; 0: batches and updates are the pool's.
+    """
+
+    every: int = 0
 
 
 class _Checked(type(msgspec.Struct)):  # type: ignore[misc]
@@ -121,6 +129,11 @@ class Job(msgspec.Struct, metaclass=_Checked, frozen=True, kw_only=True):
     def turns(self) -> Sequence[Phase]:
         """Its phases; one, if it has no others."""
         return self.phases or (Phase(self.loss, self.optimizer),)
+
+    @property
+    def own_loop(self) -> OwnLoop | None:
+        """Does a loop of the user's own compute, instead of a loss?"""
+        return getattr(self.loss, "own_loop", None)
 
     @property
     def is_judged(self) -> bool:

@@ -20,6 +20,7 @@ from wide.errors import TrainingFailed, UsageError, WideError
 from wide.job.definition import Job
 from wide.job.kinds import plain
 from wide.job.place import Place, located, place_of
+from wide.job.script import Entered, has_local, run_as_main
 from wide.job.spec import TEXT, Given, arguments_of, parts, split_spec, values_in, written
 from wide.job.values import Filling, Function, Values, is_function, line_of, name_of
 
@@ -35,9 +36,16 @@ def load(spec: str) -> Job:
     """Import the job's file and return the Job it names, or say in one line why that cannot be done."""
     spec = located(spec)
     path, place = split_spec(spec)[0], place_of(spec)
-    module = _module(place, arguments_of(spec))
+    try:
+        module = _module(place, arguments_of(spec))
+    except Entered as entered:  # its loop is not guarded
+        _made[_key(spec)] = entered.job, {}
+        return entered.job
     if (key := _key(spec)) not in _made:
         found = getattr(module, place.name, None)
+        if found is None and has_local(place.path):
+            with _running(place.path, arguments_of(spec)):
+                found = _before_its_loop(place)
         if is_function(found):
             with _running(place.path, arguments_of(spec)):
                 _made[key] = make(found, values_in(spec), str(path), place.name)
@@ -57,6 +65,20 @@ def _ready(job: object, spec: str, module: object) -> Job:
         write = f"write `def {name}({next(iter(typed))}=…): return wide.Job(…)`"
         raise UsageError(f"--set {written(typed)}: {name} in {path} is a wide.Job, not a function: {write}")
     return job
+
+
+def _before_its_loop(place: Place) -> Job:
+    """What a script trains by wide.local: it is run until it comes there."""
+    try:
+        run_as_main(place)
+    except Entered as entered:
+        return entered.job
+    except (Exception, SystemExit) as error:
+        why = describe(error, place.path)
+        raise UsageError(
+            f"{place.path}: it ended before it came to wide.local: {why}", traceback.format_exc()
+        ) from None
+    raise UsageError(f"{place.path}: it ended before it came to wide.local(…), and has no wide.Job")
 
 
 def _makes_job(value: object, module: object) -> bool:
@@ -194,14 +216,19 @@ def _from_package(place: Place) -> object:
     return module
 
 
-def check_not_importing() -> None:
+def is_importing() -> bool:
+    """Is a job's file being run, by somebody who only wants to know what is in it?"""
+    return bool(_importing)
+
+
+def check_not_importing(what: str = "wide.run") -> None:
     """A script that trains while its file is being imported for training would never come to an end."""
     if _importing:
         path = _importing[-1]
         frames = [frame for frame in traceback.extract_stack() if Path(frame.filename) == path]
         line = f":{frames[-1].lineno}" if frames else ""
         raise UsageError(
-            f"{path.name}{line}: it calls wide.run while it is imported by another command: put that call under {GUARD}"
+            f"{path.name}{line}: it calls {what} while it is imported by another command: put that call under {GUARD}"
         )
 
 

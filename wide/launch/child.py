@@ -104,7 +104,8 @@ def _train(
             with _ending_with_parent():
                 may_fork = training.open_ahead() if HAS_FORKSERVER else True
             loaded()
-            launcher = LocalNodes(job, options, default_nodes(options), may_fork=may_fork)
+            has_loop = training.job.own_loop is not None
+            launcher = LocalNodes(job, options, default_nodes(options), may_fork=may_fork, have_own_loops=has_loop)
             crew = stack.enter_context(contextlib.closing(Crew(job, options, launcher, evaluates)))
             threading.Thread(target=end_with_parent, daemon=True).start()
             if relay is not None:
@@ -139,6 +140,12 @@ def serve_pool(member: Member) -> None:
     name = f"local-{member.index}" if member.role == "node" else "evaluator"
     with logging_to("verbose" if member.log == "verbose" else "silent"):
         try:
+            if member.has_own_loop and isinstance(member.job, str):
+                from wide.launch.own_loops import Seat, run_script
+
+                if member.index > 1 and member.log != "verbose":
+                    sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (one of them is enough to be read)
+                return run_script(member.job, Seat(member.endpoint, name, RETRY_S))
             device = pick_device(member.device, member.index - 1)
             identity = Identity(member.endpoint.credential, name, os.getpid(), device, member.role)
             if member.role == "node":
@@ -148,7 +155,10 @@ def serve_pool(member: Member) -> None:
                 _evaluate(member.endpoint, identity, _job(member.job))
         except WideError as error:
             log.debug("%s: %s", name, error)
+            if member.has_own_loop:  # nobody else has seen its script fail
+                print(f"wide: {name}: {error}", file=sys.stderr, flush=True)
             sys.exit(error.exit_code)
+    return None
 
 
 def _evaluate(endpoint: Endpoint, identity: Identity, job: Job) -> None:

@@ -7,6 +7,7 @@ to). Another engine is another launcher.
 
 from __future__ import annotations
 
+import functools
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ class Launcher(Protocol):
 
     def start(self, endpoint: Endpoint) -> None: ...
     def trouble(self) -> str: ...  # why no node will ever come any more, if so
+    def are_done(self) -> bool: ...  # have all ended, and one of them well?
     def close(self) -> None: ...
 
 
@@ -45,6 +47,7 @@ class Member(msgspec.Struct, frozen=True):
     device: str
     log: str
     workers: int | None = None  # None: as the job says
+    has_own_loop: bool = False  # the file is a script, to be run
 
 
 class LocalNodes:
@@ -53,22 +56,35 @@ class LocalNodes:
     is_here = True
 
     def __init__(
-        self, job: str | bytes, options: Options, count: int, is_open: bool = False, may_fork: bool = True
+        self,
+        job: str | bytes,
+        options: Options,
+        count: int,
+        is_open: bool = False,
+        may_fork: bool = True,
+        have_own_loops: bool = False,
     ) -> None:
         self._job, self._options, self._count, self.is_open = job, options, count, is_open
         self.may_fork = may_fork  # from this process
+        self._have_own_loops = have_own_loops
         self._children = Children(may_fork)
 
     def start(self, endpoint: Endpoint) -> None:
         for index in range(1, self._count + 1):
             options = self._options
-            member = Member("node", index, endpoint, self._job, options.device, options.log, options.workers)
-            self._children.start("wide.launch.child", "serve_pool", member)
+            told = (options.device, options.log, options.workers, self._have_own_loops)
+            member = Member("node", index, endpoint, self._job, *told)
+            # A script may start processes, too: to load its data, say.
+            start = functools.partial(self._children.start, may_have_children=self._have_own_loops)
+            start("wide.launch.child", "serve_pool", member)
 
     def trouble(self) -> str:
         if self.is_open or not self._children.are_all_gone:
             return ""
         return f"all nodes are gone, their exit codes: {self._children.exit_codes()}; --log verbose tells more"
+
+    def are_done(self) -> bool:
+        return not self.is_open and self._children.are_all_gone and 0 in self._children.exit_codes()
 
     def close(self) -> None:
         self._children.stop(GRACE_S)
@@ -101,7 +117,7 @@ class Crew:
             self.listener = Listener(options.host, options.port, options.socket)
         token, evaluator = door.token or secrets.token_hex(16), secrets.token_hex(16)
         self.guests = door.guests(token, evaluator)
-        self.is_open, self.trouble = launcher.is_open, launcher.trouble
+        self.is_open, self.trouble, self.are_done = launcher.is_open, launcher.trouble, launcher.are_done
         self._launcher, self._evaluator = launcher, Children(launcher.may_fork)
         launcher.start(self._endpoint(launcher.is_here, of_token(token), options))
         if evaluates:

@@ -35,7 +35,7 @@ def obey(wanted: Isa | None, tells: bool = True) -> None:
         return
     if "torch" in sys.modules:
         raise UsageError(
-            f"--isa {wanted.name}: torch is loaded here already, with {isa.now().name}; set {_shown(wanted)} before, "
+            f"--isa {wanted.name}: torch is loaded here already, with {isa.now().name}; set {shown(wanted)} before, "
             "or train with nodes, which are processes of their own"
         )
     isa.use(wanted, os.environ)
@@ -43,7 +43,7 @@ def obey(wanted: Isa | None, tells: bool = True) -> None:
         print(f"wide: {words}", file=sys.stderr, flush=True)
 
 
-def _shown(wanted: Isa) -> str:
+def shown(wanted: Isa) -> str:
     return " ".join(f"{name}={value}" for name, value in wanted.variables.items())
 
 

@@ -14,7 +14,8 @@ def wanted(options: Options, job: Job) -> tuple[int | None, float | None]:
     steps, epochs = options.steps, options.epochs
     if steps is None and epochs is None:
         steps, epochs = job.steps, job.epochs
-    if steps is None and epochs is None and options.seconds is None:
+    has_end = options.seconds is not None or (job.own_loop is not None and job.own_loop.every > 0)
+    if steps is None and epochs is None and not has_end:
         epochs = 1
     return steps, epochs
 

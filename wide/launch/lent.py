@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from types import FrameType
 
-from wide.errors import Interrupted, OtherProgram, OtherSet, WideError
+from wide.errors import Interrupted, Left, OtherProgram, OtherSet, WideError
 from wide.job.definition import Job
 from wide.job.loading import load
 from wide.job.place import place_of
@@ -23,7 +23,6 @@ from wide.launch.lending import LEAVE_S, OTHER_PROGRAM, OTHER_SET, Lent
 from wide.launch.signals import on_signals, say_and_end
 from wide.node.greeting import Identity, pick_device
 from wide.node.membership import Membership, raise_for
-from wide.node.session import Left
 from wide.telemetry.log import log, logging_to
 from wide.transport.tcp import SILENCE_S
 

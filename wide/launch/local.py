@@ -79,6 +79,10 @@ def run_job(what: Job | Function, values: Mapping[str, Any] | None, **given: Any
     script = getattr(sys.modules["__main__"], "__file__", None)
     name = Path(script).stem if script else _name_of(what)
     job, made_with = _made(what, values, lambda: remembered_set(name, script, options))
+    if job.own_loop is not None:
+        raise UsageError(
+            "wide.run: this job's loop stands in a script, which nodes have to run: `wide run FILE` does that"
+        )
     wanted = chosen(options, found_before(name, script, options))
     _first_words(name, options)
     if options.node_count == 0:

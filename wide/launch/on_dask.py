@@ -64,6 +64,9 @@ class DaskNodes:
     def trouble(self) -> str:
         return ""  # another worker may come
 
+    def are_done(self) -> bool:
+        return False
+
     def close(self) -> None:
         """Nodes that have not ended by themselves are told to leave."""
         deadline = time.monotonic() + UNKNOWN_S

@@ -103,6 +103,9 @@ class SlurmNodes:
         self._why_waiting = why
         return why_over(tasks, self._folder)
 
+    def are_done(self) -> bool:
+        return False
+
     def close(self) -> None:
         """Nodes that have heard that the run is over leave by themselves; whatever is left then is cancelled."""
         self._watch.close()

@@ -102,7 +102,7 @@ def serve(spec: str, options: Options, serving: Serving, place: Place | None = N
         token = token or token_file_in(folder)[0]
         _remember(folder, listener, serving.address, before)
         if place is None:
-            launcher: Launcher = LocalNodes(spec, options, count, is_open=True)
+            launcher: Launcher = LocalNodes(spec, options, count, is_open=True, have_own_loops=job.own_loop is not None)
             _tell(folder, keys, listener, serving.hides_invite or serving.keys is not None)
         else:
             on_signals(lambda number, frame: end(number, BEFORE))

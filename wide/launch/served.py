@@ -55,6 +55,9 @@ class Elsewhere:
     def trouble(self) -> str:
         return ""
 
+    def are_done(self) -> bool:
+        return False
+
     def close(self) -> None:
         pass
 

@@ -46,7 +46,7 @@ from wide.job.schedule import Schedule
 from wide.job.settings import build
 from wide.job.spec import arguments_of, split_spec, title_of, told_words
 from wide.job.wholeness import remark
-from wide.launch import dashboard, track
+from wide.launch import dashboard, own_loops, track
 from wide.launch import story as story_of
 from wide.launch.alone import Alone
 from wide.launch.code import code_of
@@ -110,12 +110,13 @@ class Training:
     """One run: its folder, its job, its numbers."""
 
     def __init__(self, job: Job, name: str, options: Options, origin: Origin) -> None:
-        self.job, self.options, self._origin, self._name = job, options, origin, name
+        self.job, self._origin, self._name = job, origin, name
         track.check(options.track)
         if options.without is not None and options.resume is None:
             raise UsageError("--without is for --resume: a new run has had no nodes")
+        self.options = own_loops.checked(job, options)
         if options.resume is None:  # a run remembers its strategy
-            check_robust(options)
+            check_robust(self.options)
         self._place = dashboard.check(options)
         self.folder = RunFolder(options.out, options.resume, name, origin.file)
         self.dir = self.folder.path
@@ -174,6 +175,8 @@ class Training:
         self._origin.end(number, self._interrupted)
 
     def _train(self, crew: Crew | None) -> Result:
+        if self.job.own_loop is not None:
+            self._begin_loops(crew)
         workers = self.job.workers if self.options.workers is None else self.options.workers
         if workers and (words := why_not() if crew is not None else "--nodes 0 fetches its batches without workers"):
             log.info("%s", words)
@@ -200,6 +203,12 @@ class Training:
             if self._received and self._was_stopped:
                 raise Interrupted(self._interrupted, self._received[0])
             return result
+
+    def _begin_loops(self, crew: Crew | None) -> None:
+        if crew is None:
+            raise UsageError("--nodes 0 trains with the job's loss, and this one has a loop instead: give it a node")
+        if self.job.own_loop and self.job.own_loop.every:
+            log.warning("%s", own_loops.NOT_EXACT)
 
     @property
     def _was_stopped(self) -> bool:
@@ -256,7 +265,7 @@ class Training:
             allocate = self._common.allocate if is_own_process else None
             here = functools.partial(_here, schedule, steps)
             master = Master(self.job, model, seed, moves, allocate, here, self._hands)
-        if found is None and self.options.check:
+        if found is None and self.options.check and self.job.own_loop is None:
             self._tell_of_pieces(model, samples, seed, schedule)
         if found is None and (question := master.descent.question(self._wanted[1], schedule.steps_per_epoch)):
             log.warning("%s", question)
@@ -282,6 +291,7 @@ class Training:
             name=self._name,
             judge=judge,
             samples=samples,
+            own_loop=self.job.own_loop,
             digest=self._digest(db),
         ), samples
 
@@ -378,11 +388,12 @@ class Training:
             build=here,
             program=program,
             moved=moved,
-            checks=options.check,
+            checks=options.check and self.job.own_loop is None,
             is_open=crew.is_open,
             offer=offer,
             code=code,
             steps=course.steps,
+            every=self.job.own_loop.every if self.job.own_loop is not None else None,
             likeness=likeness,
         )
 
@@ -390,6 +401,9 @@ class Training:
             if likeness.wanted is not None:
                 words = f"the pool settles on {likeness.wanted.name} instructions"
                 raise StartsAgain(words, str(likeness.wanted), str(self.dir))
+            if self.job.own_loop is not None and crew.are_done():
+                self._stop("each node's loop has come to its end")
+                return ""
             return crew.trouble()
 
         is_streamed = samples.stream is None and (data == "stream" or (crew.is_open and data == "auto"))

@@ -22,22 +22,16 @@ from wide.node.fused import Fused
 from wide.node.trainer import Place, Trainer
 
 
-class OwnSteps:
-    """A trainer with an optimizer of its own, whose state stays on this node."""
+class Drift:
+    """How far a model has come from where it began, whoever moves it."""
 
-    def __init__(self, job: Job, trainer: Trainer, fused: Fused, seed: int) -> None:
-        self._trainer, self._fused = trainer, fused
-        self._descent = Descent(job, trainer.model, [slot.name for slot in trainer.layout.trainable], seed)
-        if trainer.is_on_cpu and not trainer.layout.moved:
-            self._descent.use_runs(trainer.layout.places, trainer.bound.trainable_runs)
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
         self._anchor = Flat(trainer.layout, only_live=True, device=trainer.device)
         self._spare = Flat(trainer.layout, only_live=True, device=trainer.device)
         self._live = slice(0, trainer.layout.live_nbytes)
         self._touched = 0
         self._logged: Logged = {}
-
-    def use_rates(self, rates: Sequence[float]) -> None:
-        self._descent.use_rates(rates)
 
     def begin(self) -> None:
         """From the model as it is."""
@@ -57,6 +51,34 @@ class OwnSteps:
         self._trainer.take_what_never_changes()
         self._anchor, self._spare = new, anchor
         self._trainer.buffers_changed()
+
+    @torch.no_grad()
+    def delta(self) -> Flat:
+        """Δ, in host memory: what was changed since the last one."""
+        bound, delta = self._trainer.bound, self._trainer.spare.take()
+        for out, before, after in zip(delta.trainable, self._anchor.trainable, bound.trainable, strict=True):
+            torch.sub(before, after, out=out)
+        for out, before, after in zip(delta.averaged, self._anchor.averaged, bound.averaged, strict=True):
+            torch.sub(after, before, out=out).masked_fill_(after == before, 0)
+        delta.kept_raw.copy_(bound.kept_raw)
+        delta.touched, self._touched = self._touched, 0
+        delta.logged, self._logged, delta.weights = self._logged, {}, []
+        self._anchor.raw.copy_(bound.raw[self._live])
+        return self._trainer.to_host(delta)
+
+
+class OwnSteps(Drift):
+    """A trainer with an optimizer of its own, whose state stays on this node."""
+
+    def __init__(self, job: Job, trainer: Trainer, fused: Fused, seed: int) -> None:
+        super().__init__(trainer)
+        self._fused = fused
+        self._descent = Descent(job, trainer.model, [slot.name for slot in trainer.layout.trainable], seed)
+        if trainer.is_on_cpu and not trainer.layout.moved:
+            self._descent.use_runs(trainer.layout.places, trainer.bound.trainable_runs)
+
+    def use_rates(self, rates: Sequence[float]) -> None:
+        self._descent.use_rates(rates)
 
     def train(
         self,
@@ -98,20 +120,6 @@ class OwnSteps:
             run.add_(change)
         bound.kept_raw.copy_(total.kept_raw)
         self._trainer.buffers_changed()
-
-    @torch.no_grad()
-    def delta(self) -> Flat:
-        """Δ, in host memory: what was changed since the last one."""
-        bound, delta = self._trainer.bound, self._trainer.spare.take()
-        for out, before, after in zip(delta.trainable, self._anchor.trainable, bound.trainable, strict=True):
-            torch.sub(before, after, out=out)
-        for out, before, after in zip(delta.averaged, self._anchor.averaged, bound.averaged, strict=True):
-            torch.sub(after, before, out=out).masked_fill_(after == before, 0)
-        delta.kept_raw.copy_(bound.kept_raw)
-        delta.touched, self._touched = self._touched, 0
-        delta.logged, self._logged, delta.weights = self._logged, {}, []
-        self._anchor.raw.copy_(bound.raw[self._live])
-        return self._trainer.to_host(delta)
 
 
 def _shifted(batch_at: Callable[[int], Any], first: int, i: int) -> Any:

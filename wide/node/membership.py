@@ -14,6 +14,7 @@ import torch
 
 from wide.errors import (
     ConnectionLost,
+    Left,
     NotRepeatable,
     NotShared,
     NotYet,
@@ -28,7 +29,7 @@ from wide.job.program import program_of
 from wide.node.beside import Beside
 from wide.node.greeting import Identity, introduce
 from wide.node.pulse import Pulse
-from wide.node.session import Left, Session
+from wide.node.session import Session
 from wide.node.workbench import Workbench
 from wide.telemetry.log import log
 from wide.transport.connection import Connection
@@ -49,8 +50,10 @@ class Membership:
         load: Callable[[], Job],
         spec: str = "",
         workers: int | None = None,  # as the job says
+        is_told: Callable[[say.Welcome], None] = lambda welcome: None,  # whenever it was let in
     ) -> None:
         self._dial, self._identity, self._load, self._spec, self._workers = dial, identity, load, spec, workers
+        self._is_told = is_told
         self._job: Job | None = None
         self._bench: Workbench | None = None
         self._session: Session | None = None
@@ -113,6 +116,7 @@ class Membership:
             welcome = introduce(connection, self._identity, self._job.threads)
             self._is_welcome = self._was_welcome = True
             log.info("let in as node %d (%s)", welcome.node, self._identity.name)
+            self._is_told(welcome)
             with Pulse(connection):
                 stop = self._work(connection, self._job, welcome)
             if stop.exit_code == NotYet.exit_code:
@@ -134,9 +138,9 @@ class Membership:
                 self.close()
                 program = program_of(self._spec) if self._spec else None
                 self._bench = Workbench(job, welcome, self._identity.device, program, self._workers)
-                if welcome.checks:
+                if welcome.checks and job.own_loop is None:
                     self._bench.keep_an_eye()
-                if welcome.checks in (1, 2):
+                if welcome.checks in (1, 2) and job.own_loop is None:
                     self._bench.try_job(is_reversed=welcome.checks == 2)
             self._bench.trainer.steps = welcome.steps
             beside = Beside(self._bench.trainer.layout, welcome.memory if self._may_share else None)

@@ -14,7 +14,7 @@ import torch
 
 from wide.codec.batch import unpack
 from wide.codec.layout import Flat
-from wide.errors import NotRepeatable, ParametersMoved, ProtocolError, TrainingFailed, WideError
+from wide.errors import Left, NotRepeatable, ParametersMoved, ProtocolError, TrainingFailed, WideError
 from wide.failpoint import is_spoilt, reach
 from wide.job.here import Here
 from wide.node.ahead import Ahead
@@ -43,12 +43,6 @@ Content = tuple[torch.Tensor, int, Here]
 
 class Unwanted(WideError):
     """The lease at hand is no longer of interest: the run is over."""
-
-
-class Left(BaseException):
-    """This machine wants to leave the pool. Raised by a signal's handler, wherever the user's code happens to be: what
-    catches every Exception there must not catch this.
-    """
 
 
 class Session:
@@ -164,6 +158,8 @@ class Session:
         except Enough:
             raise Left(self._leaving_why) from None
         except TrainingFailed as error:
+            if self._bench.is_own_loop:  # it fails here, and perhaps nowhere else
+                raise Left(str(error)) from None
             moved = error.names if isinstance(error, ParametersMoved) else []
             is_everywhere = isinstance(error, NotRepeatable)
             failed = say.Failed(work.lease, self._batch, str(error), error.details, is_everywhere, moved)

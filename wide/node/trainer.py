@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd import Variable
 
-from wide.codec.layout import MIXED, Flat, Layout, Slot, bind, join
+from wide.codec.layout import MIXED, Flat, Layout, Slot, bind, bring_home, join
 from wide.codec.spare import Spare
 from wide.errors import TrainingFailed, WideError
 from wide.job.definition import Job, Phase
@@ -150,6 +150,21 @@ class Trainer:
             home.owner[home.key] = home.buffer
         if self._homes or self._moved:
             self.bound.buffers_raw.copy_(self._version.buffers_raw)
+
+    def take_as_it_is(self) -> None:
+        """Somebody else's code has trained the model: what it put in the place of tensors is copied to where these
+        live, and the next batch starts from the buffers as they are.
+        """
+        bring_home(self._parameters, self.bound.trainable)
+        for home in self._homes:
+            if home.owner.get(home.key) is not home.buffer or home.buffer.data_ptr() != home.pointer:
+                _take_in(home)
+                home.owner[home.key] = home.buffer
+        self.buffers_changed()
+
+    @property
+    def all_touched(self) -> int:
+        return self._all_touched
 
     def take_back(self, before: torch.Tensor) -> None:
         """As if nothing had been computed since the model looked like this."""

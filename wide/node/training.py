@@ -9,11 +9,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from wide.codec.layout import Flat
+from wide.errors import Left
 from wide.job.definition import Job
 from wide.node.fused import Fused
 from wide.node.local import OwnSteps
+from wide.node.own_loop import LoopSteps
 from wide.node.trainer import Place, Trainer
+from wide.node.turns import Turns
 from wide.strategy.catalogue import STRATEGIES
+from wide.strategy.local import LOCAL
 
 Fetch = Callable[[int], Any]  # the lease's i-th batch; raises Enough where there should be no more
 GoesOn = Callable[[int, int], bool]  # so many of so many batches are done: is there to be another one?
@@ -104,6 +108,61 @@ class Own:
 
     def use_rates(self, rates: Sequence[float]) -> None:
         self._steps.use_rates(rates)
+
+
+class Free:
+    """`local`, where the steps are those of the user's own loop."""
+
+    fetches_all = False
+
+    def __init__(self, trainer: Trainer, turns: Turns) -> None:
+        self._trainer, self._steps = trainer, LoopSteps(trainer, turns)
+
+    def begin(self) -> None:
+        self._trainer.weights_changed()
+        self._steps.begin()
+
+    def new_weights(self) -> None:
+        self._steps.rebase()
+
+    def train(
+        self, places: Sequence[Place], batch_at: Fetch, group: int, goes_on: GoesOn, into: Flat | None = None
+    ) -> list[float]:
+        return self._steps.train(places, goes_on)
+
+    def result(self) -> Flat:
+        return self._steps.delta()
+
+    def use_rates(self, rates: Sequence[float]) -> None:
+        """Its optimizers are its own."""
+
+
+class Unfit(Exact):
+    """A strategy for which a loop of the user's own is no use."""
+
+    def begin(self) -> None:
+        """There is nothing that it could begin."""
+
+    def train(
+        self, places: Sequence[Place], batch_at: Fetch, group: int, goes_on: GoesOn, into: Flat | None = None
+    ) -> list[float]:
+        own = self._trainer.job.own_loop
+        if own is not None and own.every:
+            raise Left("this loop makes steps of its own, and the pool wants gradients: serve its own script")
+        raise Left(
+            "this loop computes gradients of the pool's batches, and the pool wants steps of a node's own: serve it "
+            "with --strategy sync or async"
+        )
+
+
+def training_of(strategy: str, job: Job, trainer: Trainer, fused: Fused) -> Training:
+    """A loop of the user's own makes steps, or gradients batch by batch; each wants one kind of pool."""
+    own = job.own_loop
+    if own is None:
+        return TRAININGS[strategy](job, trainer, fused)
+    if (strategy == LOCAL.name) != (own.every > 0):
+        return Unfit(job, trainer, fused)
+    return Free(trainer, job.loss.turns) if own.every else Exact(job, trainer, fused)  # type: ignore[attr-defined]
 
 
 TRAININGS: dict[str, Callable[[Job, Trainer, Fused], Training]] = {"sync": Exact, "async": Several, "local": Own}

@@ -20,7 +20,7 @@ from wide.node.fused import Fused
 from wide.node.payloads import Payloads
 from wide.node.selfcheck import BatchAt, SelfCheck
 from wide.node.trainer import Trainer
-from wide.node.training import TRAININGS, Training
+from wide.node.training import Training, training_of
 from wide.node.worker import own
 from wide.node.workers import Workers, workers_for
 from wide.telemetry.process import give_back_free_memory
@@ -66,6 +66,11 @@ class Workbench:
         self._carried: Carried | None = None
         self._to_try: list[Any] = []  # batches that were streamed
         self._has_to_try = self.samples is None
+
+    @property
+    def is_own_loop(self) -> bool:
+        """The user's loop computes: what fails in it is this node's trouble alone, and it is never tried."""
+        return self._job.own_loop is not None
 
     def try_again(self) -> None:
         """The same now and then, if this node was asked to try the job in the beginning."""
@@ -134,7 +139,7 @@ class Workbench:
 
     def training(self, strategy: str) -> Training:
         if strategy not in self._trainings:
-            self._trainings[strategy] = TRAININGS[strategy](self._job, self.trainer, self._fused)
+            self._trainings[strategy] = training_of(strategy, self._job, self.trainer, self._fused)
         return self._trainings[strategy]
 
     def describe(self, memory: str = "") -> say.Ready:

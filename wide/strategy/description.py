@@ -45,6 +45,7 @@ class Setting:
 class Stage(NamedTuple):
     """The part of a run that a policy is for: from one step up to another (None: without end). `reached` is given if
     something of it is merged already. `is_eager`: parts of a step's gradient may be applied one by one.
+    `are_steps_lent`: a lease is one step of the schedule, as it is.
     """
 
     schedule: Schedule
@@ -52,6 +53,7 @@ class Stage(NamedTuple):
     end_step: int | None
     is_eager: bool = False
     reached: Reached | None = None
+    are_steps_lent: bool = False
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ class Local(OnLine):
         super().__init__(stage)
         steps = MOST_LENGTH * LEAST_ROUNDS if stage.end_step is None else stage.end_step - stage.first_step
         self._length, self._most_length = LEAST_LENGTH, max(LEAST_LENGTH, steps // LEAST_ROUNDS)
+        self._every = stage.schedule.batches_per_step if stage.are_steps_lent else 0
         self._round_s = 0.0  # how long it should take; 0: nothing is known yet
         self.waits_for = ""
         self._contributed: set[int] = set()
@@ -60,6 +61,8 @@ class Local(OnLine):
         """
         if self._opened_at is None:
             self._opened_at = now
+        if self._every:
+            return Cut(self._line.cut(self._every), 1)
         if share.batches_per_s is None:
             return Cut(self._line.cut(1), 1)  # to see how quick it is
         group = max(1, round(self._schedule.batches_per_step * share.part))
@@ -93,7 +96,7 @@ class Local(OnLine):
         return now - self._opened_at if self._opened_at is not None else 0.0
 
     def make(self, pace: Callable[[], Pace], now: float, is_end: bool) -> Made:
-        made = Made(self._filled, self._length, is_step=self._filled > 0 or is_end)
+        made = Made(self._filled, self._every or self._length, is_step=self._filled > 0 or is_end)
         self._late |= self._awaited  # the next round does not wait for them
         self._awaited = set()
         self._contributed.clear()

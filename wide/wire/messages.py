@@ -117,6 +117,7 @@ class Welcome(Message, frozen=True):
     moved: list[str] = []  # parameters that the loss moves: their values travel with every update
     memory: tuple[int, int, int] | None = None  # of mine, that you can see if you run beside me: what is in there?
     steps: int | None = None  # that the run will have; None: it ends by time
+    every: int | None = None  # nodes compute in loops of their own, and meet every so many steps (0: with each batch)
 
 
 class Probe(Message, frozen=True):
