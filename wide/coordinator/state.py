@@ -223,7 +223,7 @@ class Pool:
         member.measure(lease, now, self.strategy.memory, self.roster.most_s(lease, event.compute_s, now))
         block, staleness, batches = lease.block, self.policy.age - lease.age, event.batches
         is_part = batches is not None and batches < block.size
-        member.is_leaving |= is_part
+        member.is_leaving |= is_part and not self._are_steps_lent  # a loop that ends wants to see what came of it
         is_wanted = self.leases.claim(lease)
         if is_wanted and event.problem:
             return self._failed_on(member, lease, 0, event.problem, "", now)

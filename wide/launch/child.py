@@ -138,6 +138,7 @@ def serve_pool(member: Member) -> None:
     with contextlib.suppress(AttributeError, OSError):  # not every system has it, or allows it
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # do not cut in on the coordinator that wakes us
     name = f"local-{member.index}" if member.role == "node" else "evaluator"
+    log.handlers.clear()  # the coordinator's, if this process was forked from it
     with logging_to("verbose" if member.log == "verbose" else "silent"):
         try:
             if member.has_own_loop and isinstance(member.job, str):

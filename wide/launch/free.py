@@ -15,11 +15,11 @@ from wide.codec.layout import unbind
 from wide.errors import UsageError
 from wide.job.definition import OwnLoop
 from wide.job.here import enter, leave, listen
-from wide.job.loading import describe, is_importing
+from wide.job.loading import is_importing
 from wide.job.script import Entered
 from wide.job.seeding import mix, seed_everything
 from wide.job.steps import job_of_steps
-from wide.launch.own_loops import Served, find_seat
+from wide.launch.own_loops import Served, failed, find_seat
 from wide.node.own_loop import LoopLoss, Stepped
 from wide.node.turns import Over
 from wide.telemetry.log import log
@@ -52,6 +52,7 @@ class Meetings:
         threads = torch.get_num_threads()
         if is_importing():
             raise Entered(job_of_steps(self._model.cpu(), self._every, threads))
+        seed = torch.initial_seed() % 2**63  # before the session draws anything
         loss = LoopLoss(OwnLoop(self._every))
         job = job_of_steps(self._model, self._every, threads, loss)
         served = self._served = Served(job, self._model, loss, find_seat("wide.local", self._invite))
@@ -60,7 +61,7 @@ class Meetings:
             self._meet()
         except Over as over:
             raise over.error or UsageError(f"wide.local: {over}") from None
-        seed_everything(mix(torch.initial_seed() % 2**63, served.node))  # else all would draw the same data
+        seed_everything(mix(seed, served.node))  # else all would draw the same data
         self._hook = self._optimizer.register_step_post_hook(self._stepped)
         return self
 
@@ -90,7 +91,7 @@ class Meetings:
         if self._hook is not None:
             self._hook.remove()
         if error is not None:
-            self._served.leave(f"its loop failed: {describe(error)}")
+            self._served.leave(failed(error))
         elif not self.is_over:
             self._served.turns.give(None)  # what it has done since the last meeting is handed in
         self._served.close()

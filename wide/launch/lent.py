@@ -20,6 +20,7 @@ from wide.launch.child import end_with_parent
 from wide.launch.code import code_folder
 from wide.launch.guard import Guard, Terms
 from wide.launch.lending import LEAVE_S, OTHER_PROGRAM, OTHER_SET, Lent
+from wide.launch.own_loops import Seat, run_script
 from wide.launch.signals import on_signals, say_and_end
 from wide.node.greeting import Identity, pick_device
 from wide.node.membership import Membership, raise_for
@@ -66,6 +67,8 @@ class LentNode:
 
 def serve_here(lent: Lent, terms: Terms) -> None:
     """In this process."""
+    if _loaded(lent.job).own_loop is not None:
+        return _run_its_script(lent)
     node = LentNode(lent)
 
     def send_away() -> None:
@@ -87,6 +90,21 @@ def serve_here(lent: Lent, terms: Terms) -> None:
             signal.signal(number, handler)
 
 
+def _run_its_script(lent: Lent) -> None:
+    """The loop is the script's own. A signal ends it as it would by itself, but for a goodbye."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        on_signals(lambda number, frame: say_and_end(number, "left the pool"))
+        raise SystemExit(128 + number)
+
+    before = on_signals(leave)
+    try:
+        run_script(lent.job, Seat(lent.endpoint, lent.name, lent.retry_s))
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def serve_as_child(lent: Lent) -> None:
     """As one of several; the parent hears Ctrl-C, and passes it on as SIGTERM."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -94,6 +112,9 @@ def serve_as_child(lent: Lent) -> None:
     threading.Thread(target=end_with_parent, args=(LEAVE_S,), daemon=True).start()
     with logging_to(lent.log):
         try:
+            if _loaded(lent.job).own_loop is not None:
+                signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
+                return run_script(lent.job, Seat(lent.endpoint, lent.name, lent.retry_s))
             node = LentNode(lent)
             node.is_alone = False
             signal.signal(signal.SIGTERM, node.leave)
@@ -107,6 +128,7 @@ def serve_as_child(lent: Lent) -> None:
         except WideError as error:
             log.error("%s: %s", lent.name, error)
             sys.exit(error.exit_code)
+    return None
 
 
 def threads_of(spec: str) -> int:

@@ -23,9 +23,9 @@ from wide.codec.layout import unbind
 from wide.errors import TrainingFailed, UsageError
 from wide.job.definition import Job, OwnLoop, total
 from wide.job.here import enter, leave, listen
-from wide.job.loading import check_not_importing, describe
+from wide.job.loading import check_not_importing
 from wide.job.model import understood
-from wide.launch.own_loops import Served, find_seat
+from wide.launch.own_loops import Served, failed, find_seat
 from wide.node.own_loop import LoopLoss
 from wide.node.turns import Over
 from wide.telemetry.log import log
@@ -48,6 +48,11 @@ class Batches:
         self._was_watched = False
         self._served: Served
         self._over: Over | None = None
+
+    @property
+    def node(self) -> int:
+        """Its number in the pool, from 1; 0 until it was let in."""
+        return self._served.node
 
     def __enter__(self) -> Self:
         check_not_importing("wide.member")
@@ -92,7 +97,7 @@ class Batches:
     def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
         leave()
         if self._over is None:
-            why = f"its loop failed: {describe(error)}" if error is not None else "its loop was left"
+            why = failed(error) if error is not None else "its loop was left"
             self._served.leave(why)
             if error is None:
                 log.warning("the loop was left before the run was over: its lease goes to others")

@@ -20,7 +20,7 @@ from wide.config import Options, Sockets
 from wide.errors import Left, OtherSet, Refused, UsageError, WideError
 from wide.job import isa
 from wide.job.definition import Job
-from wide.job.loading import users_code
+from wide.job.loading import describe, users_code
 from wide.job.place import place_of
 from wide.job.script import run_as_main
 from wide.job.spec import arguments_of
@@ -106,6 +106,11 @@ def find_seat(what: str, invite: str | None) -> Seat:
     os.environ.pop(VARIABLE, None)
     _, endpoint = patiently(lambda: visit(target, name, "visitor"), RETRY_S)
     return Seat(endpoint, name, RETRY_S, tells=True)
+
+
+def failed(error: BaseException) -> str:
+    """Why a loop was left in the middle."""
+    return f"its loop failed: {error if isinstance(error, WideError) else describe(error)}"
 
 
 class Served:
