@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from wide.errors import UsageError
+from wide.lightning.module import as_it_was
 from wide.lightning.refuse import base_of, overrides
 
 FILE = "model.ckpt"
@@ -26,6 +27,7 @@ class Finish:
         self._module, self._data = module, data
 
     def __call__(self, result: Any) -> None:
+        as_it_was(result.model)
         _load(self._module, result.model.state_dict())
         _write(_content(result, self._module, self._data), Path(result.run_dir) / FILE)
 

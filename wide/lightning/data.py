@@ -70,12 +70,22 @@ def has(module: Any, data: Any, name: str) -> bool:
     return any(overrides(owner, base_of(owner), name) for owner in (data, module) if base_of(owner) is not None)
 
 
+def to_be_sent(data: Any) -> Any:
+    """Without the Trainer, or the processes, that it may have had elsewhere."""
+    if data is None:
+        return None
+    same = copy.copy(data)
+    vars(same).update({name: None for name in ("trainer", "_iterator") if name in vars(same)})
+    return same
+
+
 def in_one_process(loader: Any) -> Any:
     """The same batches without processes of its own, which those who are children themselves may not have."""
     if not isinstance(loader, DataLoader) or loader.num_workers == 0:
         return loader
     same = copy.copy(loader)
     same.num_workers, same.timeout, same.prefetch_factor = 0, 0, None
+    vars(same)["_iterator"] = None
     return same
 
 

@@ -122,14 +122,26 @@ def alone(model: Any, plan: Plan, base: type) -> Any:
     return model
 
 
+def as_it_was(model: Any) -> None:
+    """Of the user's own class again, once training is over."""
+    for module in model.modules():
+        if isinstance(module, Alone):
+            object.__setattr__(module, "__class__", type(module).__mro__[2])
+
+
 def take_notes(model: Any) -> None:
     """Once the model is whole."""
     notes: Notes = model._wide
     notes.metrics[:] = metrics_in(model)
     for module in model.modules():
         if type(module).__module__ == __name__ or type(module).__module__.partition(".")[0] not in LIBRARIES:
-            own = vars(module)
-            notes.keepers.append((own, {name: len(value) for name, value in own.items() if isinstance(value, KEEPERS)}))
+            own = {name: value for name, value in vars(module).items() if name not in KNOWN}
+            notes.keepers.append((vars(module), _lengths(own)))
+            notes.keepers.extend((inner, _lengths(inner)) for inner in own.values() if type(inner) is dict)
+
+
+def _lengths(own: dict[str, Any]) -> dict[str, int]:
+    return {name: len(value) for name, value in own.items() if isinstance(value, KEEPERS)}
 
 
 def tidy(notes: Notes) -> None:
@@ -137,7 +149,7 @@ def tidy(notes: Notes) -> None:
     emptied them, once an epoch, is not called.
     """
     for own, lengths in notes.keepers:
-        for name, value in own.items():
+        for name, value in list(own.items()):
             if name in KNOWN:
                 continue
             if isinstance(value, torch.Tensor):

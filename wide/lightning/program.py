@@ -32,7 +32,7 @@ class Program:
         self._is_opening = False
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_loaders": None, "_is_opening": False}
+        return vars(self) | {"data": loading.to_be_sent(self.data), "_loaders": None, "_is_opening": False}
 
     # ── what a Job asks for ──────────────────────────────────────────────────────────────────────────────────────
 

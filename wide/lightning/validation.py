@@ -63,6 +63,8 @@ def evaluate(model: Any) -> dict[str, float]:
     for metric in metrics_in(model):
         metric.reset()
     loaders = model._wide.plan.loaders.validation
+    if not loaders:
+        return {}
     with torch.no_grad():
         model.on_validation_start()
         model.on_validation_epoch_start()
