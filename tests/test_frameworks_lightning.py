@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import wide
 from wide.job.definition import on_metric, per_epoch
 from wide.lightning.data import in_one_process
-from wide.lightning.module import MOST_KEPT, detached, tidy
+from wide.lightning.kept import MOST_KEPT, detached, tidy
 from wide.lightning.optimizers import Seldom, keep_together, made_with, scheduler_of, understood
 from wide.lightning.refuse import ROOTS
 from wide.lightning.standin import StandIn
@@ -179,12 +179,12 @@ def test_a_scheduler_of_every_third_epoch_goes_on_where_it_was():
 def test_lists_keep_little_and_no_graphs():
     value = torch.ones(1, requires_grad=True) * 2
     own = {"outputs": [1], "last": value, "recent": deque(maxlen=3)}
-    notes = types.SimpleNamespace(keepers=[(own, {"outputs": 1, "recent": 0})])
+    keepers = [(own, {"outputs": 1, "recent": 0})]
     longest = 0
     for _ in range(10 * MOST_KEPT):
         own["outputs"].append({"loss": value, "parts": [value, (value,)]})
         own["recent"].append(value)
-        tidy(notes)
+        tidy(keepers)
         longest = max(longest, len(own["outputs"]))
         assert own["outputs"][0] == 1
     assert longest == MOST_KEPT + 1

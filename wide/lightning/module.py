@@ -7,21 +7,18 @@ from __future__ import annotations
 import copy
 import dis
 import inspect
-from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import torch
 from torch import nn
 
 from wide.errors import UsageError
 from wide.job.here import log
 from wide.job.reach import KNOWN  # torch's own attributes: parameters, hooks, …
+from wide.lightning.kept import Keepers, lengths
 from wide.lightning.refuse import TRANSFER, class_of, overrides
 from wide.lightning.standin import Plan, StandIn, Unanswered, place
 
-MOST_KEPT = 64  # items that batches may leave in a list: enough for wide's self-check to see whether they matter
-KEEPERS = (list, deque, dict)
 LIBRARIES = ("torch", "torchmetrics", "torchvision", "torchaudio", "transformers")  # whose modules keep no lists
 
 
@@ -35,7 +32,7 @@ class Notes(NamedTuple):
     takes_to_validate: int
     transfers: list[str]  # hooks around batches, if there are any
     metrics: list[Any]  # of torchmetrics
-    keepers: list[tuple[dict[str, Any], dict[str, int]]]  # attributes of modules; how long containers were
+    keepers: Keepers  # attributes of modules; how long containers were
 
 
 class Alone:
@@ -136,45 +133,8 @@ def take_notes(model: Any) -> None:
     for module in model.modules():
         if type(module).__module__ == __name__ or type(module).__module__.partition(".")[0] not in LIBRARIES:
             own = {name: value for name, value in vars(module).items() if name not in KNOWN}
-            notes.keepers.append((vars(module), _lengths(own)))
-            notes.keepers.extend((inner, _lengths(inner)) for inner in own.values() if type(inner) is dict)
-
-
-def _lengths(own: dict[str, Any]) -> dict[str, int]:
-    return {name: len(value) for name, value in own.items() if isinstance(value, KEEPERS)}
-
-
-def tidy(notes: Notes) -> None:
-    """What batches leave in the module's lists has no graph any more, and does not grow without end: whoever would have
-    emptied them, once an epoch, is not called.
-    """
-    for own, lengths in notes.keepers:
-        for name, value in list(own.items()):
-            if name in KNOWN:
-                continue
-            if isinstance(value, torch.Tensor):
-                if value.grad_fn is not None:
-                    own[name] = value.detach()
-            elif isinstance(value, KEEPERS) and len(value) > (length := lengths.get(name, 0)):
-                _tidy(value, length)
-
-
-def _tidy(kept: Any, length: int) -> None:
-    if len(kept) > length + MOST_KEPT:
-        while len(kept) > length:
-            kept.popitem() if isinstance(kept, dict) else kept.pop()
-    keys = list(kept)[length:] if isinstance(kept, dict) else range(length, len(kept))
-    for key in keys:
-        kept[key] = detached(kept[key])
-
-
-def detached(value: Any) -> Any:
-    """The same without a graph."""
-    if isinstance(value, torch.Tensor):
-        return value.detach() if value.grad_fn is not None else value
-    if isinstance(value, dict):
-        return {key: detached(item) for key, item in value.items()} if type(value) is dict else value
-    return type(value)(map(detached, value)) if type(value) in (list, tuple) else value
+            notes.keepers.append((vars(module), lengths(own)))
+            notes.keepers.extend((inner, lengths(inner)) for inner in own.values() if type(inner) is dict)
 
 
 def metrics_in(model: nn.Module) -> list[Any]:

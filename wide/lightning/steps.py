@@ -9,7 +9,8 @@ import torch
 from wide.errors import TrainingFailed
 from wide.job.definition import total
 from wide.job.here import here
-from wide.lightning.module import Notes, tidy, transferred
+from wide.lightning.kept import tidy
+from wide.lightning.module import Notes, transferred
 
 
 def loss(model: Any, batch: Any) -> Any:
@@ -22,7 +23,7 @@ def loss(model: Any, batch: Any) -> Any:
     batch = transferred(model, batch)
     said = model.training_step(batch) if notes.takes == 1 else model.training_step(batch, _number(notes))
     found = _loss(model, said)
-    tidy(notes)
+    tidy(notes.keepers)
     return total(found, 1) if (notes.plan.batches_per_step or 1) > 1 else found
 
 
