@@ -41,7 +41,7 @@ test-extras: .extras/hf/ready .extras/lightning/ready
 .extras/hf/ready: FRAMEWORKS := datasets peft trl
 .extras/%/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/pip install --quiet --constraint constraints.txt --editable '.[$*]' $(FRAMEWORKS) pytest
+	$(@D)/bin/pip install --quiet --constraint constraints.txt --editable '.[$*,dashboard]' $(FRAMEWORKS) pytest
 	touch $@
 
 # All benchmarks, for hours; writes docs/benchmarks.md. Single ones: .venv/bin/python -m benchmarks NAME
