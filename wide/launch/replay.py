@@ -86,6 +86,8 @@ def _opened(run: str | Path, is_forced: bool) -> Iterator[tuple[Past, Job]]:
         if changed and not is_forced:
             raise UsageError(f"{changed}: put it back, or say --force to compute with what is there now")
         job = load(spec)
+        if job.own_loop is not None:
+            raise UsageError(f"{past.folder}: a loop in a script computed this, which nobody else can run again")
         here, before = build(torch.device("cpu"), job.threads), past.data.get("build")
         if before and before != here and not is_forced:
             raise UsageError(

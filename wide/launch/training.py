@@ -442,6 +442,8 @@ class Training:
 
     def _began(self, run: Run) -> None:
         self._run = run
+        if self.job.own_loop is not None and self.job.own_loop.every and not self.folder.holds_run:
+            run.record.journal.tell("note", None, own_loops.NOT_EXACT)  # for the report
         run.stop_reason = self._stop_reason or run.stop_reason  # a signal may have come before
 
     def _stop(self, reason: str) -> None:
