@@ -1,4 +1,4 @@
-"""evaluate() of a trainer as a job's: when, of what model, and what follows from it: the best checkpoint, an early end."""
+"""evaluate() of a trainer as a job's: when, of what model, and what follows: the best checkpoint, an early end."""
 
 from __future__ import annotations
 

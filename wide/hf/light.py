@@ -14,11 +14,11 @@ from wide.errors import TrainingFailed
 from wide.hf.copies import dumps, loads
 
 ANEW = ("accelerator", "callback_handler", "control", "gather_function", "state", "_memory_tracker")  # made on the node
-LEFT_HERE = (
-    *("model", "model_wrapped", "optimizer", "lr_scheduler", "train_dataset", "eval_dataset", "data_collator"),
-    *("args", "deepspeed", "optimizer_cls_and_kwargs", "neftune_hook_handle", "model_init", "hub_model_id"),
-    *("maybe_activation_offload_context", "_eval_dataloaders", "_trial"),
+NONE = (  # they know that these may be missing
+    *("model", "model_wrapped", "model_init", "optimizer", "optimizer_cls_and_kwargs", "lr_scheduler", "deepspeed"),
+    *("train_dataset", "eval_dataset", "data_collator", "hub_model_id"),
 )
+LEFT_HERE = (*NONE, "args", "neftune_hook_handle", "maybe_activation_offload_context", "_eval_dataloaders", "_trial")
 
 
 class _Blank:
@@ -80,7 +80,7 @@ class Light:
 
         kind, args, kept = loads(self._words, load)
         trainer.__class__ = kind
-        vars(trainer).update(dict.fromkeys(LEFT_HERE), **kept)
+        vars(trainer).update(dict.fromkeys(NONE), **kept)
         trainer.model = trainer.model_wrapped = model
         trainer.args, trainer.is_in_train = args, True
         _equip(trainer, device)

@@ -1,5 +1,5 @@
-"""The trainer's model for a node: a copy, made ready as `trainer.train()` makes it ready. Knows modules; neither data nor
-steps.
+"""The trainer's model for a node: a copy, made ready as `trainer.train()` makes it ready. Knows modules; neither data
+nor steps.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from wide.errors import UsageError
 
 
 class Batches:
-    """(epoch, generator) -> lists of ids. Accelerate's sampler shuffles by its first seed plus the epoch; one that draws
-    from torch's generators finds them seeded for the epoch.
+    """(epoch, generator) -> lists of ids. Accelerate's sampler shuffles by its first seed plus the epoch; one that
+    draws from torch's generators finds them seeded for the epoch.
     """
 
     def __init__(self, sampler: Any) -> None:

@@ -46,8 +46,8 @@ def check(trainer: Any) -> None:
     base = base_of(trainer)
     if (name := own_loop(trainer, base)) is not None:
         raise UsageError(
-            f"{type(trainer).__name__} has a {name}() of its own, which a pool would not run: put it into compute_loss, "
-            "or keep to trainer.train()"
+            f"{type(trainer).__name__} has a {name}() of its own, which a pool would not run: put it into "
+            "compute_loss, or keep to trainer.train()"
         )
     for why in _reasons(trainer, trainer.args):
         raise UsageError(f"wide.hf.job: {why}")
@@ -78,7 +78,7 @@ def _reasons(trainer: Any, args: Any) -> Iterator[str]:
     if said("fsdp") or getattr(trainer, "is_fsdp_enabled", False):
         yield "FSDP shards the model over processes of its own: leave out fsdp, a pool's nodes hold it whole"
     if (said("world_size") or 1) > 1:
-        yield f"this is one of {args.world_size} processes (torchrun, accelerate launch): start the script once, plainly"
+        yield f"this is one of {args.world_size} processes (torchrun, accelerate launch): start it once, plainly"
     optim = str(getattr(said("optim"), "value", said("optim")))
     if optim.endswith("_layerwise") or "lomo" in optim:
         yield f'optim="{optim}" steps layer by layer while gradients are computed: take it without layerwise, or AdamW'
