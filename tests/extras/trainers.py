@@ -41,7 +41,9 @@ def gpt(seed=3, dropout=0.0, width=32):
     torch.manual_seed(seed)
     drops = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), dropout)
     ids = {"bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 0}
-    return GPT2LMHeadModel(GPT2Config(vocab_size=WORDS, n_positions=64, n_embd=width, n_layer=2, n_head=2, **drops, **ids))
+    return GPT2LMHeadModel(
+        GPT2Config(vocab_size=WORDS, n_positions=64, n_embd=width, n_layer=2, n_head=2, **drops, **ids)
+    )
 
 
 def arguments(folder, **more):
@@ -64,7 +66,12 @@ def arguments(folder, **more):
 def writer(folder, kind=Trainer, data=None, model=None, given=None, **more):
     """Padded text, GPT-2; weights that decay and weights that do not."""
     data = texts() if data is None else data
-    usual = {"model": model or gpt(), "args": arguments(folder, **more), "train_dataset": data, "data_collator": Padding()}
+    usual = {
+        "model": model or gpt(),
+        "args": arguments(folder, **more),
+        "train_dataset": data,
+        "data_collator": Padding(),
+    }
     return kind(**(usual | (given or {})))
 
 
