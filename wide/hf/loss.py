@@ -48,7 +48,8 @@ class Loss:
 
     def __init__(self, light: Light, pace: Pace) -> None:
         self._light, self._pace, self.is_sum = light, pace, False
-        self._trainer: Any = None  # of the model that was there last
+        self.trainer: Any = None  # of the model that was there last
+        self._of: Any = None
 
     def __call__(self, model: nn.Module, batch: Any) -> Any:
         trainer, where = self._trainer_of(model), here()
@@ -59,17 +60,17 @@ class Loss:
         return total(loss, count if self.is_sum else 1), logged
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_trainer": None}
+        return vars(self) | {"trainer": None, "_of": None}
 
     def prepare(self, model: nn.Module) -> Any:
         """The trainer is there before anybody looks at what the loss keeps."""
-        self._trainer = weakref.ref(model), self._light.at(model)
-        return self._trainer[1]
+        self._of, self.trainer = weakref.ref(model), self._light.at(model)
+        return self.trainer
 
     def _trainer_of(self, model: nn.Module) -> Any:
-        if self._trainer is None or self._trainer[0]() is not model:
+        if self._of is None or self._of() is not model:
             self.prepare(model)
-        return self._trainer[1]
+        return self.trainer
 
     def _tell(self, trainer: Any, where: Here) -> None:
         """What compute_loss() may ask: for a weight that follows the epoch, say."""
@@ -112,7 +113,7 @@ class Loss:
         else:
             raise UsageError("wide.hf.job: there is no label in the first batches of train_dataset: all are -100")
         self._warn(trainer, name, has_count=count is not None)
-        self._trainer = None
+        self._of = self.trainer = None
 
     def _value(self, trainer: Any, batch: Any, count: Any) -> float:
         torch.manual_seed(0)

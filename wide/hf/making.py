@@ -77,8 +77,9 @@ def _pace(args: Any, loader: Any) -> Pace:
     """As the trainer reckons: an epoch's last step may have fewer batches."""
     try:
         batches = len(loader)
-    except TypeError:  # a stream
-        return Pace(0, 0, args.gradient_accumulation_steps, args.max_steps)
+    except TypeError:  # a stream: the trainer takes all of the training for an epoch
+        per_step, steps = args.gradient_accumulation_steps, args.max_steps
+        return Pace(steps, steps * per_step, per_step, steps)
     if not batches:
         raise UsageError(
             "wide.hf.job: train_dataset gives no batch: it is empty, or dataloader_drop_last leaves nothing"

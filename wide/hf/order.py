@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from wide.errors import UsageError
+from wide.hf.refusals import is_stream
 
 
 class Batches:
@@ -26,7 +27,7 @@ class Batches:
 
 def batches_of(loader: Any) -> Batches | None:
     """None, if its data is read as it comes."""
-    if not hasattr(loader.dataset, "__getitem__"):
+    if is_stream(loader.dataset):
         return None
     if getattr(loader, "batch_sampler", None) is None:
         raise UsageError("wide.hf.job: the training DataLoader makes no batches: give it a batch_size")

@@ -99,8 +99,13 @@ def _reasons(trainer: Any, args: Any) -> Iterator[str]:
         yield "this Trainer has no train_dataset: give it one"
     elif not hasattr(data, "__len__") and not said("max_steps") > 0:
         yield "the train_dataset has no length: say max_steps in TrainingArguments"
-    elif hasattr(data, "__getitem__") and callable(getattr(data, "set_epoch", None)):
+    elif not is_stream(data) and callable(getattr(data, "set_epoch", None)):
         yield "the train_dataset has set_epoch(), which no node would be told: look at wide.here().epoch in __getitem__"
+
+
+def is_stream(data: Any) -> bool:
+    """Can it only be read as it comes? (torch's own kind has a __getitem__ that raises.)"""
+    return not hasattr(data, "__getitem__") or any(kind.__name__ == "IterableDataset" for kind in type(data).__mro__)
 
 
 def callbacks(trainer: Any) -> tuple[Any, list[str]]:
