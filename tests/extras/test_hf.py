@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import warnings
 from pathlib import Path
@@ -416,6 +417,6 @@ def test_means_that_train_would_add_up_are_told_of(tmp_path):
 
 
 def test_another_version_is_told_of(tmp_path, monkeypatch):
-    monkeypatch.setattr(transformers, "__version__", "6.1.0")
+    monkeypatch.setattr(sys.modules["transformers"], "__version__", "6.1.0")  # it replaces itself
     with pytest.warns(UserWarning, match=r"tested with transformers 5.23, this is 6.1.0"):
         wide.hf.job(writer(tmp_path))
