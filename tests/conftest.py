@@ -7,8 +7,6 @@ import signal
 import pytest
 import torch
 
-from benchmarks.staged import Staged
-from tests.dashboards import EVIL
 from wide.launch.signals import SIGNALS
 
 
@@ -30,6 +28,9 @@ def one_thread():
 @pytest.fixture(scope="session")
 def staged(tmp_path_factory):
     """A run of 20 seconds by 5 nodes, with names that want to do harm."""
+    from benchmarks.staged import Staged
+    from tests.dashboards import EVIL  # tests/extras run where there is no dashboard
+
     folder = tmp_path_factory.mktemp("runs") / "staged"
     run = Staged(folder, nodes=5, leases_per_s=200.0, name=lambda node: f"{EVIL}{node}")
     run.run(4000)
