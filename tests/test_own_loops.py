@@ -173,6 +173,14 @@ def test_pulled_batches_give_the_bits_of_the_same_jobs_loss(tmp_path, pulled_alo
     assert db.execute("SELECT step, value FROM logged WHERE metric = 'seen'").fetchall() == [(i, i) for i in range(30)]
 
 
+def test_what_a_loop_draws_between_batches_changes_nothing(tmp_path, pulled_alone):
+    """Nor does an optimizer's step that was left in: there is no gradient for it."""
+    optimizer = "torch.optim.AdamW(model.parameters(), 0.1)"
+    body = f"pool.backward(loss(model, batch)); torch.rand(5); {optimizer}.step(); model.zero_grad()"
+    result = result_of("run", script(tmp_path, body), "--nodes", 2, cwd=tmp_path)
+    assert result["weights_sha256"] == pulled_alone["weights_sha256"]
+
+
 def test_buffers_that_a_loop_changes_are_the_pools(tmp_path):
     pull = script(tmp_path, model="normed")
     alone = result_of("run", f"{pull}:plain", "--nodes", 0, cwd=tmp_path)
@@ -207,6 +215,10 @@ def test_a_loop_that_is_killed_costs_nothing_but_its_lease(tmp_path, pulled_alon
         ("l = loss(model, batch); l.backward(); pool.backward(l)", "backward through the graph a second time"),
         ("1 / 0", "its loop failed: ZeroDivisionError: division by zero (pull.py:19"),
         ("break", "its loop was left"),
+        (
+            "pool.backward(loss(model, batch)); model[0].weight.data.add_(1.0)",
+            "leave that to the pool, which makes the steps",
+        ),
         ("sys.exit(3)", "its loop failed: SystemExit: 3"),
         ("pool.backward(loss(model, batch) * float('nan'))", "the loss is nan"),
     ],

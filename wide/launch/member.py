@@ -25,8 +25,9 @@ from wide.job.definition import Job, OwnLoop, total
 from wide.job.here import enter, leave, listen
 from wide.job.loading import check_not_importing
 from wide.job.model import understood
-from wide.launch.own_loops import Served, failed, find_seat
-from wide.node.own_loop import LoopLoss
+from wide.job.seeding import seed_everything
+from wide.launch.own_loops import Served, device_of, failed, find_seat
+from wide.node.own_loop import Handed, LoopLoss
 from wide.node.turns import Over
 from wide.telemetry.log import log
 
@@ -47,6 +48,9 @@ class Batches:
         self._watch: Reached | None = None  # over the first loss
         self._was_watched = False
         self._served: Served
+        device = device_of(model)
+        self._accelerator = device if device.type != "cpu" else None
+        self._coming: Handed | None = None
         self._over: Over | None = None
 
     @property
@@ -68,19 +72,25 @@ class Batches:
     def __next__(self) -> Any:
         if self._owed:
             raise UsageError(f"a batch of the pool was left without {BACKWARD}: every one needs it, once")
-        try:
-            handed = self._served.turns.take()
-        except Over as over:
-            self._over = over
-            if over.error is not None:
-                raise over.error from None
-            raise StopIteration from None
-        if self._watch is not None:
-            self._watch.check()
-            self._watch = None
+        if self._coming is None and self._over is None:
+            self._wait()
+        if self._over is not None:
+            if self._over.error is not None:
+                raise self._over.error from None
+            raise StopIteration
+        assert self._coming is not None
+        handed, self._coming = self._coming, None
+        seed_everything(handed.seed, self._accelerator)  # whatever the loop has drawn since the last batch
         enter(handed.here)
         self._logged, self._owed = listen(), True
         return handed.batch
+
+    def _wait(self) -> None:
+        """While the session has its turn."""
+        try:
+            self._coming = self._served.turns.take()
+        except Over as over:
+            self._over = over
 
     def backward(self, loss: Any) -> None:
         """What a job's loss would return for this batch: a mean, or wide.total(sum, count), or either with metrics."""
@@ -93,6 +103,10 @@ class Batches:
         leave()
         value = said.loss if said.over is None else total(said.loss, said.over)
         self._served.turns.give((value, dict(self._logged)))
+        self._wait()  # what the loop does next must not be done beside this
+        if self._watch is not None and self._over is None:
+            self._watch.check()
+            self._watch = None
 
     def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
         leave()

@@ -113,14 +113,19 @@ def failed(error: BaseException) -> str:
     return f"its loop failed: {error if isinstance(error, WideError) else describe(error)}"
 
 
+def device_of(model: nn.Module) -> torch.device:
+    """A loop computes where its model is."""
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+
+
 class Served:
     """A pool's session with a loop, in a thread of its own; the loop hears of it by `turns`."""
 
     def __init__(self, job: Job, model: nn.Module, loss: LoopLoss, seat: Seat) -> None:
         self.turns, self._own, self._retry_s = loss.turns, loss.own_loop, seat.retry_s
         self.node = 0  # its number in the pool
-        device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-        identity = Identity(seat.endpoint.credential, seat.name, os.getpid(), device)
+        self._loss = loss
+        identity = Identity(seat.endpoint.credential, seat.name, os.getpid(), device_of(model))
         dial = functools.partial(seat.endpoint.dial, SILENCE_S)
         self._membership = Membership(dial, identity, lambda: job, workers=0, is_told=self._told)
         self._thread = threading.Thread(target=self._serve, daemon=True, name="wide")
@@ -146,7 +151,7 @@ class Served:
         self._telling.close()
 
     def _told(self, welcome: say.Welcome) -> None:
-        self.node = welcome.node
+        self.node, self._loss.seed = welcome.node, welcome.seed
         if welcome.every == self._own.every:
             return
         if welcome.every is None:

@@ -11,6 +11,7 @@ from wide.codec.layout import Flat
 from wide.errors import Left
 from wide.job.definition import OwnLoop
 from wide.job.here import Here, added, here, weighted
+from wide.job.seeding import mix
 from wide.node.local import Drift
 from wide.node.trainer import Place, Trainer
 from wide.node.turns import Turns
@@ -23,6 +24,7 @@ class Handed(NamedTuple):
 
     here: Here
     batch: Any = None
+    seed: int = 0  # of the batch, from which all random numbers follow
 
 
 class Stepped(NamedTuple):
@@ -37,9 +39,11 @@ class LoopLoss:
 
     def __init__(self, own_loop: OwnLoop) -> None:
         self.own_loop, self.turns = own_loop, Turns()
+        self.seed = 0  # the run's
 
     def __call__(self, model: Any, batch: Any) -> Any:
-        return self.turns.ask(Handed(here(), batch))
+        place = here()
+        return self.turns.ask(Handed(place, batch, mix(self.seed, place.step, place.batch)))
 
 
 class LoopSteps(Drift):

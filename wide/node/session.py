@@ -159,7 +159,12 @@ class Session:
             raise Left(self._leaving_why) from None
         except TrainingFailed as error:
             if self._bench.is_own_loop:  # it fails here, and perhaps nowhere else
-                raise Left(str(error)) from None
+                hint = (
+                    ": leave that to the pool, which makes the steps"
+                    if isinstance(error, ParametersMoved)
+                    else ""
+                )
+                raise Left(f"{error}{hint}") from None
             moved = error.names if isinstance(error, ParametersMoved) else []
             is_everywhere = isinstance(error, NotRepeatable)
             failed = say.Failed(work.lease, self._batch, str(error), error.details, is_everywhere, moved)
