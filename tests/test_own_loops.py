@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
@@ -157,6 +158,10 @@ def script(tmp_path, body="pool.backward(loss(model, batch))", fields="steps=30"
     return path
 
 
+def rows(tmp_path, query):
+    return sqlite3.connect(tmp_path / "here" / "run.db").execute(query).fetchall()
+
+
 @pytest.fixture(scope="module")
 def pulled_alone(tmp_path_factory):
     folder = tmp_path_factory.mktemp("alone")
@@ -282,18 +287,24 @@ def test_async_takes_gradients_of_a_loop_too(tmp_path):
 
 
 def test_a_script_by_hand_joins_a_pool_that_is_served(tmp_path, pulled_alone):
-    """With an invite in its environment; and `wide join` runs the same script."""
-    slow = script(tmp_path, "time.sleep(0.01); pool.backward(loss(model, batch))")
-    with started("serve", slow, "--port", 0, "--out", "here", "--json", cwd=tmp_path) as serving:
+    """With an invite in its environment; and `wide join` runs the same script. Both compute once both are there."""
+    go = tmp_path / "go"
+    wait = f"while not os.path.exists({str(go)!r}): time.sleep(0.01)"
+    slow = script(tmp_path, f"{wait}\n            pool.backward(loss(model, batch))")
+    with (
+        started("serve", slow, "--port", 0, "--out", "here", "--json", cwd=tmp_path) as serving,
+        ThreadPoolExecutor() as aside,
+    ):
         _, invite = invited(serving)
         with started("join", invite, "--job", slow, cwd=elsewhere(tmp_path), **places(tmp_path)):
-            done = python(slow, cwd=tmp_path, WIDE_INVITE=invite, **places(tmp_path, "other"))
+            by_hand = aside.submit(python, slow, cwd=tmp_path, WIDE_INVITE=invite, **places(tmp_path, "other"))
+            assert until(lambda: rows(tmp_path, "SELECT count(*) FROM nodes") == [(2,)])
+            go.touch()
             out, err = serving.communicate(timeout=60)
+            done = by_hand.result()
     assert (done.returncode, serving.returncode) == (0, 0), done.stderr + err
     assert "this node gave" in done.stderr
-    result = json.loads(out)
-    assert result["weights_sha256"] == pulled_alone["weights_sha256"]
-    assert len(result["nodes"]) == 2
+    assert json.loads(out)["weights_sha256"] == pulled_alone["weights_sha256"]
 
 
 def test_a_loop_is_no_use_to_a_pool_that_has_a_loss(tmp_path):
@@ -333,6 +344,14 @@ def main():
 
 {call}
 """
+
+
+@pytest.mark.parametrize(("code", "ends_well"), [("0", True), ("None", True), ("3", False)])
+def test_a_script_may_end_python_as_it_likes(tmp_path, code, ends_well):
+    path = free(tmp_path, call=f"main()\nsys.exit({code})")
+    exit_code, _, err = wide("run", path, "--nodes", 1, cwd=tmp_path)
+    assert (exit_code == 0) is ends_well
+    assert ("ended with sys.exit(3)" in err) is not ends_well
 
 
 def free(tmp_path, body="pass", every=10, steps=60, call='if __name__ == "__main__":\n    main()'):

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from types import FrameType
 
-from wide.errors import Interrupted, Left, OtherProgram, OtherSet, WideError
+from wide.errors import Interrupted, Left, OtherProgram, OtherSet, TrainingFailed, WideError
 from wide.job.definition import Job
 from wide.job.loading import load
 from wide.job.place import place_of
@@ -92,14 +92,20 @@ def serve_here(lent: Lent, terms: Terms) -> None:
 
 def _run_its_script(lent: Lent) -> None:
     """The loop is the script's own. A signal ends it as it would by itself, but for a goodbye."""
+    signals: list[int] = []
 
     def leave(number: int, frame: FrameType | None) -> None:
+        signals.append(number)
         on_signals(lambda number, frame: say_and_end(number, "left the pool"))
         raise SystemExit(128 + number)
 
     before = on_signals(leave)
     try:
         run_script(lent.job, Seat(lent.endpoint, lent.name, lent.retry_s))
+    except TrainingFailed:
+        if signals:
+            raise Interrupted("left the pool", signals[0]) from None
+        raise
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

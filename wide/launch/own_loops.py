@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from wide.config import Options, Sockets
-from wide.errors import Left, OtherSet, Refused, UsageError, WideError
+from wide.errors import Left, OtherSet, Refused, TrainingFailed, UsageError, WideError
 from wide.job import isa
 from wide.job.definition import Job
 from wide.job.loading import describe, users_code
@@ -84,7 +84,11 @@ def run_script(spec: str, seat: Seat) -> None:
     place = place_of(spec)
     sys.argv[:] = [str(place.path), *arguments_of(spec)]
     with users_code(f"{place.path.name} failed"):
-        run_as_main(place)
+        try:
+            run_as_main(place)
+        except SystemExit as end:
+            if end.code:
+                raise TrainingFailed(f"{place.path.name} ended with sys.exit({end.code!r})") from None
     if not _was_taken:
         raise UsageError(f"{place.path}: it ended, and never came to `with wide.member(…)` or `with wide.local(…)`")
 

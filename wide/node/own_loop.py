@@ -57,7 +57,16 @@ class LoopSteps(Drift):
         self._trainer.take_as_it_is()
         super().rebase()
 
-    def train(self, places: Sequence[Place], goes_on: Callable[[int, int], bool]) -> list[float]:
+    def use_rates(self, rates: Sequence[float]) -> None:
+        """Its optimizers are its own."""
+
+    def train(
+        self,
+        places: Sequence[Place],
+        batch_at: Callable[[int], Any],
+        group: int,
+        goes_on: Callable[[int, int], bool],
+    ) -> list[float]:
         """As many steps as there are places; fewer, if the loop ends: then what it has done is handed in."""
         losses: list[float] = []
         while len(losses) < len(places):

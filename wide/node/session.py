@@ -159,11 +159,7 @@ class Session:
             raise Left(self._leaving_why) from None
         except TrainingFailed as error:
             if self._bench.is_own_loop:  # it fails here, and perhaps nowhere else
-                hint = (
-                    ": leave that to the pool, which makes the steps"
-                    if isinstance(error, ParametersMoved)
-                    else ""
-                )
+                hint = ": leave that to the pool, which makes the steps" if isinstance(error, ParametersMoved) else ""
                 raise Left(f"{error}{hint}") from None
             moved = error.names if isinstance(error, ParametersMoved) else []
             is_everywhere = isinstance(error, NotRepeatable)

@@ -15,7 +15,6 @@ from wide.node.fused import Fused
 from wide.node.local import OwnSteps
 from wide.node.own_loop import LoopSteps
 from wide.node.trainer import Place, Trainer
-from wide.node.turns import Turns
 from wide.strategy.catalogue import STRATEGIES
 from wide.strategy.local import LOCAL
 
@@ -83,13 +82,12 @@ class Several(Exact):
 
 
 class Own:
-    """`local`: steps of the node's own optimizer; what they changed is handed in."""
+    """`local`: steps of the node's own optimizer, or of the user's own loop; what they changed is handed in."""
 
     fetches_all = False
 
-    def __init__(self, job: Job, trainer: Trainer, fused: Fused) -> None:
-        self._trainer = trainer
-        self._steps = OwnSteps(job, trainer, fused, trainer.seed)
+    def __init__(self, trainer: Trainer, steps: OwnSteps | LoopSteps) -> None:
+        self._trainer, self._steps = trainer, steps
 
     def begin(self) -> None:
         self._trainer.weights_changed()
@@ -108,33 +106,6 @@ class Own:
 
     def use_rates(self, rates: Sequence[float]) -> None:
         self._steps.use_rates(rates)
-
-
-class Free:
-    """`local`, where the steps are those of the user's own loop."""
-
-    fetches_all = False
-
-    def __init__(self, trainer: Trainer, turns: Turns) -> None:
-        self._trainer, self._steps = trainer, LoopSteps(trainer, turns)
-
-    def begin(self) -> None:
-        self._trainer.weights_changed()
-        self._steps.begin()
-
-    def new_weights(self) -> None:
-        self._steps.rebase()
-
-    def train(
-        self, places: Sequence[Place], batch_at: Fetch, group: int, goes_on: GoesOn, into: Flat | None = None
-    ) -> list[float]:
-        return self._steps.train(places, goes_on)
-
-    def result(self) -> Flat:
-        return self._steps.delta()
-
-    def use_rates(self, rates: Sequence[float]) -> None:
-        """Its optimizers are its own."""
 
 
 class Unfit(Exact):
@@ -162,8 +133,18 @@ def training_of(strategy: str, job: Job, trainer: Trainer, fused: Fused) -> Trai
         return TRAININGS[strategy](job, trainer, fused)
     if (strategy == LOCAL.name) != (own.every > 0):
         return Unfit(job, trainer, fused)
-    return Free(trainer, job.loss.turns) if own.every else Exact(job, trainer, fused)  # type: ignore[attr-defined]
+    if own.every:
+        return Own(trainer, LoopSteps(trainer, job.loss.turns))  # type: ignore[attr-defined]
+    return Exact(job, trainer, fused)
 
 
-TRAININGS: dict[str, Callable[[Job, Trainer, Fused], Training]] = {"sync": Exact, "async": Several, "local": Own}
+def _own_steps(job: Job, trainer: Trainer, fused: Fused) -> Training:
+    return Own(trainer, OwnSteps(job, trainer, fused, trainer.seed))
+
+
+TRAININGS: dict[str, Callable[[Job, Trainer, Fused], Training]] = {
+    "sync": Exact,
+    "async": Several,
+    "local": _own_steps,
+}
 assert TRAININGS.keys() == STRATEGIES.keys()
