@@ -59,8 +59,8 @@ def main() -> None:
             loss = judge(critic(fake), ones)
             of_generator.zero_grad()
             loss.backward()
-            of_generator.step()
             wide.log(loss=loss, critic=said)
+            of_generator.step()
     print(f"node {pool.node}: {before} -> {score()}", flush=True)
 
 

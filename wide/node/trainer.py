@@ -242,12 +242,7 @@ class Trainer:
     def leaf(self, batch: Any, place: Place, into: Flat | None = None) -> tuple[Flat, float]:
         if not self.is_on_cpu:
             batch = batch_to(batch, self.device)
-        self.restore()
-        for parameter in self._parameters:
-            parameter.grad = None
-        seed = self.seed_of(place.step, place.batch)
-        seed_everything(seed, None if self.is_on_cpu else self.device)
-        self._own.seed(seed)
+        self.begin_batch(self.seed_of(place.step, place.batch))
         enter(self.here(place))
         logged = listen()
         turn = self._turns[self.phase_of(place)]
@@ -267,6 +262,16 @@ class Trainer:
         if self._homes or self._moved:
             self._gather_buffers(leaf, place.weight)
         return leaf, value
+
+    def begin_batch(self, seed: int) -> None:
+        """Whatever was done before: buffers are the version's, there are no gradients, and random numbers follow from
+        the seed.
+        """
+        self.restore()
+        for parameter in self._parameters:
+            parameter.grad = None
+        seed_everything(seed, None if self.is_on_cpu else self.device)
+        self._own.seed(seed)
 
     def here(self, place: Place) -> Here:
         return Here(place.step, place.epoch, place.batch, self.steps)

@@ -17,6 +17,7 @@ from wide.job.samples import Samples
 from wide.node import selfcheck
 from wide.node.carried import Carried
 from wide.node.fused import Fused
+from wide.node.own_loop import LoopLoss
 from wide.node.payloads import Payloads
 from wide.node.selfcheck import BatchAt, SelfCheck
 from wide.node.trainer import Trainer
@@ -56,6 +57,8 @@ class Workbench:
             self.workers = workers_for(self.samples, job.workers if workers is None else workers, job.threads, again)
         self.trainer = Trainer(job, welcome.seed, device, moved=welcome.moved)
         self.trainer.steps = welcome.steps
+        if isinstance(job.loss, LoopLoss):
+            job.loss.trainer = self.trainer
         give_back_free_memory()  # the tensors that the model was built with
         self._encoders = Encoders()
         self.payloads = Payloads(self.trainer, self._encoders)
