@@ -84,7 +84,7 @@ class Judge:
             Confirm: self._confirmed,
             NameNode: self._named,
             VoidVersion: self._voided,
-            TellOf: lambda *_: None,
+            TellOf: self._told,
             EndRun: self._ended,
         }
 
@@ -204,6 +204,11 @@ class Judge:
             self.refuse(f"{named}: it was always right")
         self._sent_away.add(named.node)
         self._forget(named.node)
+
+    def _told(self, event: Event, block: Block | None, told: TellOf, now: float) -> None:
+        liars = {node for node, _ in self.wrong}
+        if told.kind == "quarantined" and told.node not in liars:
+            self.refuse(f"{told}: it was always right")
 
     def _voided(self, event: Event, block: Block | None, void: VoidVersion, now: float) -> None:
         if void.version != self.version + 1:

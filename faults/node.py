@@ -146,7 +146,8 @@ class Node:
             return
         if line.life == world.lives:
             world.check_weights(work, line.shelf.weights)
-        flat = toy_gradient(line.shelf.weights, places, world.spare, is_finite=spoils != "not finite")
+        spiked = [i for i, place in enumerate(places) if world.is_spiked(place)]
+        flat = toy_gradient(line.shelf.weights, places, world.spare, spoils != "not finite", spiked)
         lies = spoils == "lies"
         if spoils == "not finite":
             world.judge.wrong.add((self.number, work.lease))

@@ -34,6 +34,7 @@ class Scenario:
     fault_every_s: float
     audit: float  # of all leases
     lies: float  # of their updates are wrong, where a node is a liar; 0: none is
+    spike: range  # the gradients of these batches leap, wherever they are computed
     poison: int  # the batch at this position fails wherever it is computed; -1: none does
 
     def options(self, strategy: str) -> Options:
@@ -51,6 +52,7 @@ class Scenario:
 def draw(chance: random.Random, most_nodes: int = MOST_NODES) -> Scenario:
     """Most pools are small; in one of 400 there may be a thousand nodes."""
     beside = random.Random(chance.getstate()[1][0])  # what came later must not change what seeds mean
+    spiky = random.Random(chance.getstate()[1][1])
     is_large = chance.random() < 1 / 400
     nodes = min(most_nodes, round(2 ** chance.uniform(7, 10) if is_large else 2 ** chance.uniform(1, 4.6)))
     batches = max(round(2 ** chance.uniform(4, 7.5)), 2 * nodes if is_large else 0)
@@ -60,6 +62,8 @@ def draw(chance: random.Random, most_nodes: int = MOST_NODES) -> Scenario:
     lasts_s = chance.uniform(10, 60)  # if nothing went wrong
     has_steps = chance.random() < 0.8
     steps = max(1, schedule.step_at(batches).number)
+    audit, lies = beside.choice((0.0, 0.1, 1.0)), beside.choice((0.0, 0.0, 0.02, 0.2, 1.0))
+    spike_at, spikes = spiky.randrange(batches), spiky.choice((0, 0, 0, 1, 3, 10))
     faults = chance.randint(20, 150) if not is_large else chance.randint(100, 1000)
     return Scenario(
         strategy=chance.choice(STRATEGIES),
@@ -76,7 +80,8 @@ def draw(chance: random.Random, most_nodes: int = MOST_NODES) -> Scenario:
         batches_per_s=batches / nodes / lasts_s,
         faults=faults,
         fault_every_s=chance.choice((1.0, 2.0, 5.0)) * lasts_s / faults,
-        audit=beside.choice((0.0, 0.1, 1.0)),
-        lies=beside.choice((0.0, 0.0, 0.02, 0.2, 1.0)),
+        audit=audit,
+        lies=lies,
+        spike=range(spike_at, spike_at + spikes),
         poison=chance.randrange(batches) if chance.random() < 0.03 else -1,
     )

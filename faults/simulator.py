@@ -20,7 +20,7 @@ from faults.evaluator import Evaluator
 from faults.invariants import Judge, Violation, check_buffers, check_ledger
 from faults.mischief import Mischief
 from faults.node import Node
-from faults.scenario import MOST_NODES, STRATEGIES, draw
+from faults.scenario import MOST_NODES, STRATEGIES, Scenario, draw
 from faults.toy import SEED, toy_job, toy_master, trained_plainly
 from wide.codec.digest import KEY_NBYTES, Digest
 from wide.codec.encoders import Encoders
@@ -68,10 +68,16 @@ class Crashed(BaseException):
 class World:
     """One schedule. `run` it; a Violation is raised where something is wrong."""
 
-    def __init__(self, seed: int, most_nodes: int = MOST_NODES, log: list[str] | None = None) -> None:
+    def __init__(
+        self,
+        seed: int,
+        most_nodes: int = MOST_NODES,
+        log: list[str] | None = None,
+        of_its_kind: Callable[[Scenario], Scenario] = lambda drawn: drawn,
+    ) -> None:
         self.chance = random.Random(seed)
         self.other_chance = random.Random(-1 - seed)  # for what came later: it must not change what seeds mean
-        self.scenario = scenario = draw(self.chance, most_nodes)
+        self.scenario = scenario = of_its_kind(draw(self.chance, most_nodes))
         self.judge = Judge(seed, scenario.schedule, scenario.steps, scenario.seconds, scenario.is_open)
         self.job = toy_job(scenario.schedule.samples, scenario.is_plain)
         self.log = log
@@ -279,7 +285,7 @@ class World:
         self.is_over = True
         check_ledger(self.judge, self.disk, CATALOGUE)
         if self.scenario.is_exact and not end.failure and self.scenario.steps is not None and not self.judge.is_tainted:
-            expected = trained_plainly(self.job, server.run.schedule, self.scenario.steps)
+            expected = trained_plainly(self.job, server.run.schedule, self.scenario.steps, self.scenario.spike)
             if self._bytes(server) != expected:
                 self.judge.refuse("the weights are not those of one machine")
 
@@ -328,6 +334,9 @@ class World:
 
     def is_poisoned(self, place: Place) -> bool:
         return self.scenario.schedule.position(place.step) + place.batch == self.scenario.poison
+
+    def is_spiked(self, place: Place) -> bool:
+        return self.scenario.schedule.position(place.step) + place.batch in self.scenario.spike
 
     def join(self) -> None:
         self.serial += 1

@@ -192,6 +192,7 @@ class Star(World):
             fault_every_s=NEVER_S,
             audit=0.0,
             lies=0.0,
+            spike=range(0),
             poison=-1,
         )
         self.job = _job()

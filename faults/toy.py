@@ -4,6 +4,8 @@ batch's place in the run. Cheap, and yet every wrong version, lost batch or torn
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -22,6 +24,7 @@ from wide.strategy.synchronous import TreeFold
 from wide.strategy.tree import Block, TreeSum
 
 SEED = 5
+LEAP = 1000.0  # where the job has a spike
 
 
 class Toy(nn.Module):
@@ -57,8 +60,10 @@ def loss_of(place: Place) -> float:
 
 
 @torch.no_grad()
-def toy_gradient(weights: Flat, places: list[Place], spare: Spare, is_finite: bool = True) -> Flat:
-    """The sum over these batches, in the order of the tree."""
+def toy_gradient(
+    weights: Flat, places: list[Place], spare: Spare, is_finite: bool = True, spiked: Collection[int] = ()
+) -> Flat:
+    """The sum over these batches, in the order of the tree; of some of them (indices) it leaps."""
 
     def added(left: Flat, right: Flat) -> Flat:
         join(left, right)
@@ -69,7 +74,7 @@ def toy_gradient(weights: Flat, places: list[Place], spare: Spare, is_finite: bo
     for i, place in enumerate(places):
         leaf = spare.take()
         for view, of in zip(leaf.trainable + leaf.averaged, weights.trainable + weights.averaged, strict=True):
-            torch.mul(of, 0.1, out=view).add_(loss_of(place) - 1.5).mul_(place.weight)
+            torch.mul(of, 0.1, out=view).add_(loss_of(place) - 1.5).mul_(place.weight * (LEAP if i in spiked else 1.0))
         leaf.touched = (1 << len(leaf.trainable)) - 1
         total.add(Block(i, i + 1), leaf)
     flat = total.take()
@@ -78,14 +83,15 @@ def toy_gradient(weights: Flat, places: list[Place], spare: Spare, is_finite: bo
     return flat
 
 
-def trained_plainly(job: wide.Job, schedule: Schedule, steps: int) -> bytes:
+def trained_plainly(job: wide.Job, schedule: Schedule, steps: int, spike: range = range(0)) -> bytes:
     """What one machine would have made of it: the bytes of all that changes."""
     master = toy_master(job)
     fold: TreeFold[Flat] = TreeFold(master, schedule)
     for number in range(steps):
         step, start = schedule.step(number), schedule.position(number)
         for batch, size in enumerate(schedule.sizes(step, 0, step.batches)):
-            flat = toy_gradient(master.weights, [Place(number, batch, size, size / step.samples)], master.spare)
+            places, spiked = [Place(number, batch, size, size / step.samples)], [0] if start + batch in spike else []
+            flat = toy_gradient(master.weights, places, master.spare, spiked=spiked)
             fold.merge(MergeUpdate(0, 0, Block(start + batch, start + batch + 1), number + 1), flat)
         fold.make(Made(1.0), number + 1)
     return bytes(master.weights.bytes[: master.layout.live_nbytes])

@@ -89,6 +89,16 @@ def test_of_two_who_insist_nobody_can_tell_and_a_third_is_waited_for():
     assert 1 not in audits.verified
 
 
+def test_two_who_insist_are_not_asked_about_each_other_again():
+    audits = Audits(1.0, ALWAYS)
+    audits.verified[1] = 0.0
+    assert audits.hold({1, 2}) == {2}
+    assert audits.hold({1, 2}) == set(), "it is said once"
+    assert audits.held == {2}
+    assert not merged(audits, 1, RIGHT, {2}, now=10 * AGAIN_S, doubt="its norm is 1e9")
+    assert merged(audits, 1, RIGHT, {2, 3}, now=10 * AGAIN_S)
+
+
 def test_who_was_right_before_goes_on_and_the_other_waits():
     audits = Audits(0.0, NEVER)
     audits.verified[1] = 0.0

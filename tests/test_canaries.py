@@ -77,44 +77,104 @@ def test_of_two_alone_the_one_that_came_later_waits():
     assert them.is_wanted(3, {1, 2, 3})
 
 
-def test_doubts_lead_to_quarantine_and_a_comparison_out_of_it():
+def strike(them: Canaries, node: int, at: int, other: int = 2) -> int:
+    """Its update is doubted, and another one finds nothing odd there."""
+    block = Block(at, at + 1)
+    assert them.refuses(node, block, {node, other})
+    return them.merged(other, block)
+
+
+def test_doubts_that_another_one_does_not_share_lead_to_quarantine_and_a_comparison_out_of_it():
     them = canaries()
-    for i in range(MOST_STRIKES):
-        assert them.refuses(1, Block(i, i + 1), is_alone=False)
+    assert [strike(them, 1, at) for at in range(MOST_STRIKES)] == [0] * (MOST_STRIKES - 1) + [1]
     assert them.quarantined == {1}
     assert them.has_to_pass(1, {1, 2}, 0.1, 0.0)
     assert compare(them, 1, 2, NEAR, {1, 2}).cleared == {1}
+    assert not strike(them, 1, 99), "it begins anew"
+
+
+def test_doubts_that_nobody_has_looked_at_are_nobodys_fault():
+    them = canaries()
+    for at in range(10 * MOST_STRIKES):
+        assert them.refuses(1, Block(at, at + 1), {1, 2})
+    assert not them.quarantined
+
+
+def test_all_that_was_doubted_at_once_is_one_strike():
+    them = canaries()
+    for at in range(10):
+        assert them.refuses(1, Block(at, at + 1), {1, 2})
+    for at in range(10):
+        assert not them.merged(2, Block(at, at + 1))
+    assert not strike(them, 1, 20)
+    assert strike(them, 1, 21) == 1
 
 
 def test_what_two_nodes_find_odd_is_the_job():
-    them = canaries()
-    assert them.refuses(1, BLOCK, is_alone=False)
-    assert not them.refuses(2, BLOCK, is_alone=False)
-    for i in range(1, MOST_STRIKES):
-        assert them.refuses(1, Block(i, i + 1), is_alone=False)
-    assert not them.quarantined, "the first one is forgiven"
+    them, members = canaries(), {1, 2, 3}
+    for at in range(0, 100, 2):
+        assert them.refuses(1, Block(at, at + 1), members)
+        assert not them.refuses(2, Block(at + 1, at + 2), members)
+        assert not them.refuses(3, Block(at, at + 1), members)
+        assert not them.refuses(1, Block(at + 1, at + 2), members), "from then on also for the first one"
+        assert not them.merged(2, Block(at, at + 1))
+    assert not them.quarantined
 
 
-def test_nobody_saves_up_forgiveness():
+def test_who_is_doubted_waits_for_another_one_who_could_tell():
     them = canaries()
-    assert them.refuses(1, BLOCK, is_alone=False)
-    for node in range(2, 9):
-        assert not them.refuses(node, Block(node, node + 1), is_alone=False)
-    them.merged(BLOCK)
-    for i in range(MOST_STRIKES):
-        assert them.refuses(1, Block(20 + i, 21 + i), is_alone=False)
+    assert not them.has_to_wait(1, lambda: {1, 2})
+    assert them.refuses(1, BLOCK, {1, 2})
+    assert them.has_to_wait(1, lambda: {1, 2})
+    assert not them.has_to_wait(2, lambda: {1, 2})
+    assert not them.has_to_wait(1, lambda: {1}), "there is nobody"
+    them.merged(2, BLOCK)
+    assert not them.has_to_wait(1, lambda: {1, 2})
+
+
+def test_a_part_of_what_was_doubted_says_nothing_about_the_rest():
+    them = canaries()
+    for at in range(0, 4 * MOST_STRIKES, 4):
+        assert not them.quarantined
+        assert them.refuses(1, Block(at, at + 4), {1, 2, 3})
+        assert not them.merged(2, Block(at, at + 1))
+        assert them.has_to_wait(1, lambda: {1, 2, 3})
+        them.merged(3, Block(at + 1, at + 4))
     assert them.quarantined == {1}
+
+
+def test_who_did_it_again_itself_has_shown_nothing():
+    them = canaries()
+    for at in range(10):
+        assert them.refuses(1, Block(at, at + 1), {1, 2})
+        assert not them.merged(1, Block(at, at + 1))
+    assert not them.quarantined
 
 
 def test_doubts_about_who_has_left_excuse_nobody():
     them = canaries()
-    assert them.refuses(1, BLOCK, is_alone=False)
+    assert them.refuses(1, BLOCK, {1, 2})
     them.left(1)
-    assert them.refuses(2, Block(5, 6), is_alone=False)
+    assert them.refuses(2, Block(5, 6), {2, 3})
 
 
-def test_alone_it_is_believed():
-    assert not canaries().refuses(1, BLOCK, is_alone=True)
+def test_who_is_the_only_one_that_could_work_is_believed():
+    them = canaries()
+    assert not them.refuses(1, BLOCK, {1})
+    compare(them, 1, 2, FAR, {1, 2})
+    assert not them.refuses(1, BLOCK, {1, 2}), "the other one is held"
+
+
+def test_who_is_held_or_gone_is_no_reason_to_be_compared_again():
+    them = canaries()
+    compare(them, 1, 2, FAR, {1, 2})
+    assert not them.has_to_pass(1, {1, 2}, 0.1, 2 * AGAIN_S)
+    assert them.has_to_pass(1, {1, 2, 3}, 0.1, 2 * AGAIN_S)
+    assert them.has_to_pass(2, {1, 2}, 0.1, 2 * AGAIN_S), "and it still waits"
+    them.left(1)
+    assert them.has_to_pass(1, {1, 2}, 0.1, 2 * AGAIN_S)
+    them.wait(2)
+    assert them.is_wanted(1, {1, 2}), "who comes again is looked at anew"
 
 
 def test_an_answer_of_a_pair_that_is_no_more_says_nothing():

@@ -144,7 +144,8 @@ def test_what_is_said_in_one_breath_with_a_hello_is_refused_too(pool):
 def test_updates_that_are_not_what_was_leased_are_refused(pool):
     with harmless(pool):
         for name, update, payload, reason in (
-            ("of another size", dict(lease=1), bytes(8), "wrong payload"),
+            ("of another size", dict(), bytes(8), "wrong payload"),
+            ("for work that it was not given", dict(lease=10**9), b"", "out of order"),
             ("in a codec that nobody asked for", dict(codec="zstd"), b"", "unknown codec"),
             ("in a codec that does not exist", dict(codec="snappy"), b"", "unknown codec"),
             ("that is not finite", dict(), None, "failed"),

@@ -17,10 +17,12 @@ from tests.greet import introduced
 from tests.jobs import EVERYTHING, make, normed, points
 from tests.twin import ELSEWHERE, TOKEN, Twin
 from wide.errors import ConnectionLost
+from wide.exchange import happenings as happened
 from wide.exchange.delivery import Delivery
 from wide.exchange.intake import Intake
 from wide.job.settings import build
 from wide.store.weights import weights_sha256
+from wide.telemetry.journey import Journey
 from wide.telemetry.log import log
 from wide.wire import messages as say
 from wide.wire.frames import encode
@@ -73,6 +75,45 @@ def test_work_that_could_not_be_begun_cannot_be_answered():
         works = {line: line.wait() for line in (quick, slow)}
     answer(twin, quick, works[quick])
     assert twin.rejects()[-1][1:] == ("out of order", f"{ELSEWHERE}: an update for work that could not be begun")
+
+
+@pytest.mark.parametrize("strategy", ["sync", "async", "local"])
+def test_who_answers_for_another_is_sent_away_and_the_other_ones_answer_counts(strategy):
+    twin = Twin(make(), strategy=strategy, steps=4)
+    honest, thief = ready(twin), ready(twin)
+    work = honest.wait()
+    thief.send(say.Alive())
+    twin.turn()
+    answer(twin, thief, work)
+    assert twin.rejects()[-1][1:] == ("out of order", f"{ELSEWHERE}: an update for work that it was not given")
+    answer(twin, honest, work)
+    assert len(twin.rejects()) == 1
+    assert isinstance(honest.wait(), say.Work), "and it is given something else"
+
+
+@pytest.mark.parametrize("strategy", ["async", "local"])
+def test_what_is_said_of_anothers_lease_leaves_that_and_its_pair_alone(strategy):
+    twin = Twin(make(), strategy=strategy, steps=4)
+    nodes = [twin.join(), twin.join()]
+    for _ in range(100):
+        for node in nodes:
+            node.work()
+        for lease in [lease for held in twin.pool.leases.by_node.values() for lease in held.values()]:
+            flat, journey = twin.master.spare.take(), Journey(0.1, 0.0, 0.0, 0.0)
+            twin.exchange.happenings.append(happened.Updated(77, lease.number, flat, [1], [0.5], journey))
+        twin.turn()
+    assert twin.run.ended.failure == ""
+    assert twin.pool.canaries.verified.keys() == {node.number for node in nodes}
+    assert {reason for _, reason, _ in twin.rejects()} == {"unknown lease"}
+
+
+def test_an_answer_that_comes_twice_is_heard_and_one_that_comes_thrice_is_not():
+    twin = Twin(make(), steps=9)
+    line = ready(twin)
+    work = line.wait()
+    for _ in range(3):
+        answer(twin, line, work)
+    assert [reason for _, reason, _ in twin.rejects()] == ["duplicate", "out of order"]
 
 
 @pytest.mark.parametrize("strategy", ["async", "local"])

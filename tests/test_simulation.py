@@ -6,12 +6,13 @@ More of it: `python -m benchmarks sim`.
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from faults.invariants import Violation
 from faults.planted import MOST_NODES, PLANTED, caught
-from faults.scenario import STRATEGIES, draw
+from faults.scenario import STRATEGIES, Scenario, draw
 from faults.simulator import World
 
 
@@ -34,6 +35,20 @@ def test_these_worlds_are_unkind_and_of_all_kinds():
     assert {world.scenario.strategy for world in worlds} == set(STRATEGIES)
     assert {world.scenario.may_change for world in worlds} == {True, False}
     assert any(world.lives > 2 for world in worlds)
+
+
+def with_a_spike(drawn: Scenario) -> Scenario:
+    """Honest nodes of unequal speed, where bits cannot tell who is right; late enough to be unlike all before."""
+    middle = drawn.schedule.position(drawn.steps or drawn.schedule.step_at(200).number) // 2
+    strategy = drawn.strategy if drawn.strategy != "sync" else "local"
+    return replace(drawn, strategy=strategy, lies=0.0, poison=-1, spike=range(middle, middle + 8))
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.processes) for seed in range(4, 100))]
+)
+def test_a_spike_that_all_see_puts_nobody_in_quarantine(seed):
+    assert World(seed, 12, of_its_kind=with_a_spike).run().is_over
 
 
 @pytest.mark.processes

@@ -86,6 +86,7 @@ class Audits:
         self.verified: dict[int, float] = {}  # and when that was
         self.held: set[int] = set()  # nobody could tell whether they are right: they only compute what decides that
         self._differed: set[int] = set()  # they, and from whom
+        self._told: set[frozenset[int]] = set()  # between whom it is known that nobody can tell
         self.merged: list[tuple[int, Block]] = []  # for the version that is being gathered: whose, and what
         self._open: dict[Block, Audit] = {}
 
@@ -109,6 +110,8 @@ class Audits:
         """The answer to this lease was merged, at least for that block. Should one of the others compute it, too?"""
         node = lease.node
         self.merged.append((node, block))
+        if node in self._differed:
+            others = others - self._differed  # what they would say is known, and decides nothing
         if not others:
             self.verified.setdefault(node, now)  # all that is trained is its work: whoever comes is measured by it
         if not others or not (doubt or self._is_due(node, now - lease.granted_at, now) or self._chance() < self.share):
@@ -160,11 +163,15 @@ class Audits:
         return bool(audit.out.keys() & members) or any(audit.may_be_asked(node, members) for node in members)
 
     def hold(self, nodes: AbstractSet[int]) -> set[int]:
-        """Nobody can tell who of these is right. Which of them are given no work: all, if none was right before."""
+        """Nobody can tell who of these is right. Which of them are given no work, if that is news: all, if none was
+        right before.
+        """
         held = set(nodes - self.verified.keys()) or set(nodes)
         self.held |= held
         self._differed |= nodes
-        return held
+        is_news = nodes not in self._told
+        self._told.add(frozenset(nodes))
+        return held if is_news else set()
 
     def _release(self) -> None:
         """Who differed from each other is looked at once more, all of them, as if they were new."""

@@ -10,6 +10,7 @@ came later has no work until a third comes.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -20,7 +21,7 @@ from wide.strategy.description import Strategy
 from wide.strategy.tree import Block
 
 MOST_PAIRS = 4  # at a time: the first answer of each is kept until the other one comes
-MOST_STRIKES = 3  # updates that were doubted, and not by what another node found
+MOST_STRIKES = 3  # times that it was doubted, and another node found nothing odd in the same batches
 
 
 @dataclass(slots=True)
@@ -54,7 +55,8 @@ class Canaries:
         self._strikes: Counter[int] = Counter()
         self._passed: set[int] = set()  # who was near another one once
         self._differed: dict[int, set[int]] = {}  # from whom
-        self._doubted: dict[int, int] = {}  # by position: whose update was refused
+        self._doubted: set[int] = set()  # positions for which an update was refused, and no other one merged since
+        self._suspect = 0  # whose that was; 0: nobody is to blame, for others have found the like
 
     def follow(self, strategy: Strategy) -> None:
         """It begins, and everybody has to pass its checks. Gradients that were rounded on their way, and carry what was
@@ -65,6 +67,7 @@ class Canaries:
         self.quarantined.clear()
         self._waiting.clear()
         self._doubted.clear()
+        self._strikes.clear()
         self._differed.clear()
         self._passed.clear()
         self._open.clear()
@@ -75,25 +78,39 @@ class Canaries:
 
     # ── doubts ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def refuses(self, node: int, block: Block, is_alone: bool) -> bool:
-        """Its update for this block was doubted. If another one's was just now, it is the job (a spike that all of
-        them see): both are believed.
+    def refuses(self, node: int, block: Block, members: AbstractSet[int]) -> bool:
+        """Its update for this block was doubted. If another one's was, and nobody has looked at that yet, it is the job
+        (a spike that all of them see): both are believed. So is who is the only one that could work.
         """
-        others = set(self._doubted.values()) - {node}
-        if is_alone or others:
-            for other in others:
-                self._strikes[other] = max(0, self._strikes[other] - 1)
+        if (self._doubted and self._suspect != node) or not self._others(node, members):
+            self._suspect = 0
             return False
-        self._doubted |= dict.fromkeys(range(*block), node)
-        self._strikes[node] += 1
-        if self._strikes[node] >= MOST_STRIKES:
-            self.quarantined.add(node)
+        self._suspect = node
+        self._doubted.update(range(*block))
         return True
 
-    def merged(self, block: Block) -> None:
-        if self._doubted:
-            for at in range(*block):
-                self._doubted.pop(at, None)
+    def has_to_wait(self, node: int, members: Callable[[], AbstractSet[int]]) -> bool:
+        """For another one to find the like, or not: it would be given the same batches again."""
+        return bool(self._doubted) and self._suspect == node and bool(self._others(node, members()))
+
+    def merged(self, node: int, block: Block) -> int:
+        """Nothing was odd there, or it is believed. Who is in quarantine because of that; 0: nobody."""
+        if self._doubted.isdisjoint(range(*block)):
+            return 0
+        self._doubted.difference_update(range(*block))
+        if self._doubted or self._suspect in (0, node):
+            return 0
+        self._strikes[self._suspect] += 1
+        if self._strikes[self._suspect] < MOST_STRIKES:
+            return 0
+        del self._strikes[self._suspect]
+        self.quarantined.add(self._suspect)
+        self.verified.pop(self._suspect, None)
+        return self._suspect
+
+    def _others(self, node: int, members: AbstractSet[int]) -> set[int]:
+        """Who could tell something about this one."""
+        return {other for other in members - self.quarantined if self._may_meet(node, other)}
 
     # ── pairs ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -101,10 +118,10 @@ class Canaries:
         """Before it is given work. `batch_s`: what a batch takes it."""
         if not self.is_active or node in self.quarantined:
             return self.is_active
-        if node in self.verified:
-            again_s = max(AGAIN_S, AGAIN_COST * batch_s)
-            return self._is_lossless and len(members) > 1 and now - self.verified[node] > again_s
-        return len(members) > 1
+        if node not in self.verified:
+            return len(members) > 1
+        is_due = now - self.verified[node] > max(AGAIN_S, AGAIN_COST * batch_s)
+        return self._is_lossless and is_due and bool(self._others(node, members))
 
     def wait(self, node: int) -> None:
         self._waiting[node] = None
@@ -177,7 +194,7 @@ class Canaries:
         wrong = self._wrong()
         if wrong or members - set(pair.nodes):
             return Outcome(wrong=wrong)
-        held = max(suspects)
+        held = max(suspects, key=lambda node: (node in self.quarantined, node))
         self.verified |= {node: now for node in pair.nodes if node != held}
         return Outcome(held=frozenset((held,)))
 
@@ -190,7 +207,10 @@ class Canaries:
         self._waiting.pop(node, None)
         self._strikes.pop(node, None)
         self._differed.pop(node, None)
-        self._doubted = {at: whose for at, whose in self._doubted.items() if whose != node}
+        for others in self._differed.values():
+            others.discard(node)
+        if self._suspect == node:
+            self._doubted.clear()
         self.quarantined.discard(node)
         self._helper = 0 if self._helper == node else self._helper
         self._open = {number: pair for number, pair in self._open.items() if node not in pair.nodes}

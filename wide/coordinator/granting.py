@@ -77,9 +77,11 @@ class Granting:
         idle = [member for member in self._roster.idle(policy.depth) if self._has_turn(member, now)]
         if not policy.free:
             idle.sort(key=lambda member: -(member.batches_per_s or 0.0))
+        idle.sort(key=self._is_barred)
+        takers = len(idle) - sum(map(self._is_barred, idle))
         actions: list[Action] = []
         for i, member in enumerate(idle):
-            actions += (given := self._give(member, version, now, len(idle) - i))
+            actions += (given := self._give(member, version, now, max(1, takers - i)))
             is_checking = self._audits is not None and self._audits.is_open  # not everybody may do that
             if not (given or policy.free or member.leases or is_checking) and policy.may_lease(member.node):
                 break  # what is not worth the quickest one's while is not worth anybody's
@@ -124,10 +126,10 @@ class Granting:
             return actions  # it is still at something from before
         if check := self._give_check(member, version, now):
             return check
-        if self._audits is not None and member.node in self._audits.held:
-            return actions
         if (paired := self._pair_up(member, version, now)) is not None:
             return paired
+        if self._is_barred(member):
+            return actions
         while len(held) < policy.depth and policy.may_lease(member.node):
             if policy.free:
                 block, group = policy.cut(self._share(member, takers, now), lambda: self._roster.at_work(now), now)
@@ -187,14 +189,18 @@ class Granting:
 
     def _give_ahead(self, member: Member, version: int, now: float) -> list[Action]:
         """Nothing is left to be done for this version, but others are still at it: something for the next one."""
-        if member.leases or member.node in self._ahead or self.is_careful:
-            return []
-        if self._audits is not None and member.node in self._audits.held:
+        if member.leases or member.node in self._ahead or self.is_careful or self._is_barred(member):
             return []
         if (cut := self._policy.cut_ahead(self._share(member, 1, now))) is None:
             return []
         lease = self._ahead[member.node] = self._lease(member, cut, self._policy.age + 1, now)
         return [self._action(lease, version + 1, now)]
+
+    def _is_barred(self, member: Member) -> bool:
+        """Others have to decide about it first."""
+        is_held = self._audits is not None and member.node in self._audits.held
+        canaries = self._canaries
+        return is_held or (canaries is not None and canaries.has_to_wait(member.node, lambda: self._roster.present))
 
     def _lease(self, member: Member, cut: Cut, age: int, now: float) -> Lease:
         self._granted += 1

@@ -40,12 +40,14 @@ class Member:
     transfer_s: float = 0.0
     is_silent: bool = False  # its heart does not beat: it may be paused, or cut off
     is_leaving: bool = False
+    is_mute: bool = False  # it beats, and may never answer what it holds: nobody waits for what it would say
     answered: int = 0  # the last lease that it answered
     staleness: int = 0  # of its last update that counted
     paces_s: deque[float] = field(default_factory=lambda: deque(maxlen=PACES))  # seconds a batch, lease by lease
 
     def measure(self, lease: Lease, now: float, memory: float, most_s: float) -> None:
         """From the grant, or from its result before, to this one; but not longer than `most_s`."""
+        self.is_mute = False
         if lease.number > self.answered:
             self.answered = lease.number
         if lease.is_disturbed:
@@ -91,7 +93,12 @@ class Roster:
     @property
     def present(self) -> set[int]:
         """Who could compute something."""
-        return {m.node for m in self.members.values() if not m.is_silent and not m.is_leaving}
+        return {m.node for m in self.members.values() if not (m.is_silent or m.is_leaving or m.is_mute)}
+
+    @property
+    def awaited(self) -> set[int]:
+        """Whose answers may still come; also of those who are silent just now."""
+        return {m.node for m in self.members.values() if not m.is_mute}
 
     def pace(self, batches_per_step: int) -> Pace:
         rates = self.rates
@@ -175,6 +182,12 @@ class Roster:
         for lease in member.leases.values():
             lease.is_disturbed = True
         self._slowest = None, -math.inf  # look again
+
+    def look_for_mutes(self, now: float) -> None:
+        """Who holds something for so long that others would be given it says nothing, until it has answered."""
+        for member in self.members.values():
+            if member.leases and not (member.is_mute or member.is_silent):
+                member.is_mute = self.may_be_lost(next(iter(member.leases.values())), now)
 
     def overdue(self, now: float) -> list[Lease]:
         """What may never come: held by somebody silent, or past its deadline by a while."""

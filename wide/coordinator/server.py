@@ -14,6 +14,7 @@ from wide.coordinator import events
 from wide.coordinator.aside import Pending, afterwards
 from wide.coordinator.evaluation import Evaluation
 from wide.coordinator.gatekeeper import Gatekeeper, Seen
+from wide.coordinator.leases import Lease
 from wide.coordinator.picture import Home, Painter, Shell
 from wide.coordinator.planning import Planner
 from wide.coordinator.queue import EventQueue
@@ -35,7 +36,6 @@ from wide.telemetry.totals import NodeTotals, totals_of
 from wide.wire import messages as say
 
 TICK_S = 0.05
-MOST_PAIRED = 64  # leases
 CPUS_APART, DEVICES_APART = 1e-3, 2e-2  # how far the gradients of one batch may be, relative to their length
 AWAY_S = 1.0  # a loop that was away for so long was busy itself: nobody else was silent
 LINKS_S = 1.0
@@ -85,7 +85,6 @@ class Server:
         self._painter = Painter(pool, run.record, exchange)
         self._suspicion = ""  # that was told
         self._is_alone_told = False
-        self._pairs: dict[int, int] = {}  # leases whose answers are compared with each other's
         self._full_since: float | None = None  # of snapshots to be evaluated, so that everybody waits
         self._evaluating_s = 0.0  # that they have waited before
         self._dropped: set[int] = set()  # nodes whose work failed
@@ -248,24 +247,29 @@ class Server:
         if not self._updates:
             self._first_at, self._idle_before_s = self._now(), self.exchange.idle_s
         self._updates += 1
-        if self.pool.is_over or not self.run.take(it.lease, Taken(it.flat, it.sizes, it.losses, it.journey, it.digest)):
-            self.run.master.release(it.flat)
-        else:
-            what = (it.node, it.lease, it.problem, it.journey.compute_s, len(it.losses), it.digest)
-            distance = self._distance(it) if it.lease in self._pairs else None
-            self._queue.post(events.UpdateArrived(*what, distance, self._doubt(it)))
-
-    def _distance(self, it: happened.Updated) -> float | None:
-        """How far two nodes are apart that were given the same batch; what is allowed follows from their devices."""
-        builds = [home.build for home in self._painter.homes.values()]
-        allowed = CPUS_APART if all(" cpu," in build for build in builds) else DEVICES_APART
-        return self.run.distance(self._pairs.pop(it.lease), it.flat, it.losses, allowed)
-
-    def _doubt(self, it: happened.Updated) -> str:
-        """What is odd about an update that is sound, if anything."""
         member = self.pool.members.get(it.node)
         lease = member.leases.get(it.lease) if member is not None else None
-        if lease is None or lease.is_check or it.problem:
+        what = (it.node, it.lease, it.problem, it.journey.compute_s, len(it.losses), it.digest)
+        taken = Taken(it.flat, it.sizes, it.losses, it.journey, it.digest)
+        if lease is None:  # the pool will say so; and what is at hand for that lease is another's, or counted already
+            self.run.master.release(it.flat)
+            self._queue.post(events.UpdateArrived(*what))
+        elif self.pool.is_over or not self.run.take(it.lease, taken):
+            self.run.master.release(it.flat)
+        else:
+            self._queue.post(events.UpdateArrived(*what, self._distance(it, lease), self._doubt(it, lease)))
+
+    def _distance(self, it: happened.Updated, lease: Lease) -> float | None:
+        """How far two nodes are apart that were given the same batch; what is allowed follows from their devices."""
+        if not lease.pair:
+            return None
+        builds = [home.build for home in self._painter.homes.values()]
+        allowed = CPUS_APART if all(" cpu," in build for build in builds) else DEVICES_APART
+        return self.run.distance(lease.pair, it.flat, it.losses, allowed)
+
+    def _doubt(self, it: happened.Updated, lease: Lease) -> str:
+        """What is odd about an update that is sound, if anything."""
+        if lease.is_check or it.problem:
             return ""
         batches, first, counts, schedule = len(it.losses), lease.block.first, it.flat.weights, self.run.schedule
         share, phases = schedule.share(first, it.sizes[:batches]), self.run.master.descent.phases
@@ -397,10 +401,6 @@ class Server:
     def _grant(self, grant: events.GrantLease) -> None:
         if self.run.record.started_at is None:
             self.run.record.started(self._now())
-        if grant.pair:
-            self._pairs[grant.lease] = grant.pair
-            if len(self._pairs) > MOST_PAIRED:
-                del self._pairs[min(self._pairs)]  # who has not answered by now will say nothing of interest
         assignment = Assignment(grant.lease, *grant.block, grant.group, grant.version, grant.strategy, grant.core)
         assignment = assignment._replace(is_check=True) if grant.is_check else assignment
         assignment = assignment._replace(rates=rates) if (rates := self.run.rates) else assignment

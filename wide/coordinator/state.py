@@ -244,14 +244,14 @@ class Pool:
         closed = self.policy.accept(event.node, block, now)
         member.staleness, discount = staleness, self.policy.discount(staleness)
         self.deadly.survived(block)
-        if self.canaries is not None:
-            self.canaries.merged(block)
+        suspect = self.canaries.merged(event.node, block) if self.canaries is not None else 0
+        told = self._quarantine(suspect) if suspect else []
         self._granting.is_careful = self.deadly.is_suspicious
         granted = lease.granted_at, lease.group
         merge = MergeUpdate(event.node, lease.number, block, self.version + 1, discount, staleness, *granted)
         if self._is_audited(lease, block, event, now):
             return [merge, *(self._settle(now, closed) or self._grant_all(now))]
-        return [merge, *(self._settle(now, closed) or self._grant(member, now))]
+        return [merge, *told, *(self._settle(now, closed) or self._grant(member, now))]
 
     def _refuse(self, member: Member, lease: Lease, reason: str, why: str, now: float) -> list[Action]:
         detail = f"{self._where(lease.block)}: {why}"
@@ -307,29 +307,19 @@ class Pool:
         elsewhere somebody else computes it instead. Nothing, if it is believed.
         """
         canaries = self.canaries
-        if (
-            canaries is None
-            or self._is_exact
-            or not canaries.refuses(member.node, block, len(self.roster.present) == 1)
-        ):
+        if canaries is None or self._is_exact or not canaries.refuses(member.node, block, self.roster.present):
             return []
         self.leases.give_back(block)
         where = f"{self._where(block)}: {doubt}"
         reject = RejectUpdate(member.node, lease.number, "doubtful", where, lease.block, lease.granted_at)
-        told: list[Action] = [TellOf(member.node, "doubted", where)]
-        if member.node not in canaries.quarantined:
-            return [reject, *told, *self._grant_all(now)]
-        if not canaries.is_active:
-            return [
-                reject,
-                *told,
-                *self._send_away([member.node], "its updates are unlike others', again and again"),
-                *self._grant_all(now),
-            ]
-        told.append(
-            TellOf(member.node, "quarantined", "it is given no work until its numbers are those of another node")
-        )
-        return [reject, *told, *self._grant_all(now)]
+        return [reject, TellOf(member.node, "doubted", where), *self._grant_all(now)]
+
+    def _quarantine(self, node: int) -> list[Action]:
+        """What it sent was doubted again and again, and each time another one found nothing odd there."""
+        assert self.canaries is not None
+        if not self.canaries.is_active:
+            return self._send_away([node], "its updates are unlike others', again and again")
+        return [TellOf(node, "quarantined", "it is given no work until its numbers are those of another node")]
 
     def _paired(self, member: Member, lease: Lease, event: UpdateArrived, now: float) -> list[Action]:
         """The answer of one of two nodes that were given the same batch."""
@@ -367,7 +357,7 @@ class Pool:
         member.is_leaving |= is_part
         compare = CompareUpdate(member.node, lease.number, lease.block, lease.granted_at)
         digest = None if is_part else event.digest
-        outcome = self.audits.answered(lease, digest, self.members.keys(), now)
+        outcome = self.audits.answered(lease, digest, self.roster.awaited, now)
         actions: list[Action] = [compare]
         if outcome.confirmed is not None:
             whose, by = outcome.confirmed
@@ -410,7 +400,7 @@ class Pool:
         """Nobody is left who could say whether these were right. Where two have differed, nobody is believed."""
         if self.audits is None or not self.audits.is_open:
             return []
-        given_up = list(self.audits.given_up(self.roster.present, self.members.keys()))
+        given_up = list(self.audits.given_up(self.roster.present, self.roster.awaited))
         if not any(len(audit.opinions) > 1 for audit in given_up):
             return (self._settle(now) or self._grant_all(now)) if given_up else []
         if all(audit.nodes <= self.members.keys() for audit in given_up):
@@ -532,6 +522,7 @@ class Pool:
         """Time has passed."""
         if (not self.members or self.is_paused) and self._is_time_over(now):
             return self._end(now, f"{self.seconds:g} seconds are over")  # nobody will make the step whole
+        self.roster.look_for_mutes(now)
         if not self.strategy.needs_whole_steps:  # in a line of batches nobody comes back for what is long overdue
             for lease in self.roster.overdue(now):
                 self.leases.expire(lease)

@@ -173,7 +173,9 @@ class Delivery:
             self._begin(peer)
 
     def answered(self, peer: Peer, lease: int) -> Sent | None:
-        return peer.outgoing.leases.pop(lease, None)
+        outgoing, sent = peer.outgoing, peer.outgoing.leases.pop(lease, None)
+        outgoing.answered = lease if sent is not None else NEVER
+        return sent
 
     def forget(self, peer: Peer) -> None:
         """What it may still write into is nobody else's any more."""

@@ -127,6 +127,8 @@ class Intake:
         if outgoing.ahead and update.lease == outgoing.ahead:
             raise ProtocolError("out of order", "an update for work that could not be begun")
         sent = outgoing.leases.get(update.lease)
+        if sent is None and update.lease != outgoing.answered:  # what others took meanwhile is still among them
+            raise ProtocolError("out of order", "an update for work that it was not given")
         asked = sent.codec if sent is not None else RAW
         if update.codec != asked:
             raise ProtocolError("unknown codec", f"an update in {update.codec[:20]!r}, asked for was {asked}")

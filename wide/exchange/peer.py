@@ -44,6 +44,7 @@ class Outgoing:
     keeps_versions: bool = False  # it holds the last version apart, so that differences can be added to it
     pending: deque[tuple[Message, Future[Buffers]]] = field(default_factory=deque)  # to be sent, in this order
     leases: dict[int, Sent] = field(default_factory=dict)
+    answered: int = NEVER  # the lease of its last update, which may come once more
     refused: int = 0  # the lease whose update, its last one, did not count; it has not been told yet
     ahead: int = 0  # the lease that it has, but may not begin before it is sent the weights of
     awaits: int = NEVER  # this version
