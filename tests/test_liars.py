@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -148,6 +149,55 @@ def test_a_liar_speaks_the_protocol(kind, strategy):
     twin.train(*nodes)
     assert liar.lies
     assert not [reason for _, reason, _ in twin.rejects() if reason in BROKEN], "it lies, but in good manners"
+
+
+class Says:
+    """A liar that changes its answers by `lie`, after the first `honest` ones."""
+
+    is_lazy = False
+
+    def __init__(self, lie, honest=0):
+        self._lie, self._honest = lie, honest
+
+    def decides(self):
+        return True
+
+    @contextmanager
+    def telling(self, answer):
+        self._honest -= 1
+        if self._honest < 0:
+            self._lie(answer)
+        yield
+
+
+def fill_gaps(answer):
+    """Numbers between the tensors, which belong to none."""
+    flat = answer.total
+    tensors = [*flat.trainable, *flat.averaged, *flat.kept]
+    values = [tensor.clone() for tensor in tensors]
+    flat.raw.fill_(0x3C)
+    for tensor, value in zip(tensors, values, strict=True):
+        tensor.copy_(value)
+
+
+def test_what_a_stranger_writes_between_tensors_is_no_part_of_any_update():
+    """Nodes of the coordinator's machine compute in memory that a stranger's update came in before."""
+    twin = Twin(make(model=mlp), steps=30, shares=True, audit=0.7)
+    beside = [twin.join("one", is_beside=True), twin.join("two", is_beside=True)]
+    stranger = twin.join("stranger", liar=Says(fill_gaps))
+    model = twin.train(*beside, stranger)
+    assert [node.stop for node in (*beside, stranger)] == [None] * 3, "nobody computes other bits"
+    alone = Twin(make(model=mlp), steps=30)
+    for ours, theirs in zip(model.parameters(), alone.train(alone.join()).parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_what_is_cleared_is_all_between_tensors_and_nothing_else():
+    answer, honest = an_answer(), an_answer()
+    fill_gaps(answer)
+    assert between_tensors(answer.total).all()
+    LAYOUT.clear_gaps(answer.total.bytes)
+    assert changed_bits(answer, honest) == 0
 
 
 @pytest.mark.processes
