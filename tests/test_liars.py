@@ -12,12 +12,14 @@ import pytest
 import torch
 from torch import nn
 
+import wide
 from faults.lies import HONEST_FIRST, KINDS, Answer, Liar
 from tests.jobs import make, mlp
 from tests.processes import ROOT, environment
 from tests.twin import Twin
 from wide.codec.digest import KEY_NBYTES, Digest
 from wide.codec.layout import Flat, Layout
+from wide.coordinator.taken import Comparison, Taken
 
 LAYOUT = Layout(nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Linear(5, 2)))
 DIGEST = Digest(bytes(KEY_NBYTES))
@@ -198,6 +200,80 @@ def test_what_is_cleared_is_all_between_tensors_and_nothing_else():
     assert between_tensors(answer.total).all()
     LAYOUT.clear_gaps(answer.total.bytes)
     assert changed_bits(answer, honest) == 0
+
+
+def logs(model, batch):
+    loss = torch.nn.functional.cross_entropy(model(batch[0]), batch[1])
+    return loss, {"mine": loss.detach(), "shown": 1.0}
+
+
+def lies_of(metric):
+    def lie(answer):
+        answer.total.logged[metric] = (1e6, answer.total.logged[metric][1])
+
+    return lie
+
+
+JUDGED = {
+    "on_metric": {"scheduler": wide.on_metric("mine", torch.optim.lr_scheduler.ReduceLROnPlateau)},
+    "best": {"best": "-mine"},
+    "stop_when": {"stop_when": lambda said: False},
+}
+
+
+@pytest.mark.parametrize("strategy", ["sync", "async", "local"])
+@pytest.mark.parametrize("name", JUDGED)
+def test_who_lies_about_a_metric_that_training_goes_by_is_found(name, strategy):
+    twin = Twin(make(model=mlp, loss=logs, evaluate_every=1, **JUDGED[name]), strategy=strategy, steps=6, audit=1.0)
+    honest = [twin.join("one"), twin.join("two")]
+    liar = twin.join("liar", liar=Says(lies_of("mine")))
+    twin.train(*honest, liar)
+    assert [node.stop for node in honest] == [None, None]
+    assert liar.stop.exit_code == 77
+
+
+@pytest.mark.parametrize("strategy", ["sync", "async"])
+def test_honest_nodes_may_differ_in_what_is_only_shown(strategy):
+    """How long it took, say."""
+    twin = Twin(make(model=mlp, loss=logs, evaluate_every=1, best="-mine"), strategy=strategy, steps=6, audit=1.0)
+    nodes = [twin.join("one"), twin.join("two"), twin.join("three", liar=Says(lies_of("shown")))]
+    twin.train(*nodes)
+    assert [node.stop for node in nodes] == [None] * 3
+
+
+def test_a_digest_has_metrics_in_any_order_and_is_what_it_was_without():
+    answer, goes_by = an_answer(), {"a", "b"}.__contains__
+    digest, before = Digest(bytes(KEY_NBYTES), goes_by), DIGEST.of(answer.total, answer.losses)
+    assert digest.of(answer.total, answer.losses) == before
+    answer.total.logged = {"a": (1.0, 8.0), "b": (2.0, 8.0), "c": (3.0, 8.0)}
+    said = digest.of(answer.total, answer.losses)
+    assert DIGEST.of(answer.total, answer.losses) == before
+    answer.total.logged = {"b": (2.0, 8.0), "a": (1.0, 8.0)}
+    assert digest.of(answer.total, answer.losses) == said
+    for other in ({"a": (1.0, 8.0)}, {"a": (1.0, 8.0), "b": (2.0, 4.0)}, {"a": (2.0, 8.0), "b": (1.0, 8.0)}):
+        answer.total.logged = other
+        assert digest.of(answer.total, answer.losses) not in (said, before)
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "is_near"),
+    [
+        ({"m": (0.0, 32.0)}, {"m": (1.0, 32.0)}, True),  # of 32 one was right
+        ({"m": (1.0, 32.0)}, {"m": (32.0, 32.0)}, False),
+        ({"m": (math.nan, 32.0)}, {"m": (math.nan, 32.0)}, True),
+        ({"m": (math.nan, 32.0)}, {"m": (1.0, 32.0)}, False),
+        ({"m": (math.inf, 32.0)}, {"m": (math.inf, 32.0)}, True),
+        ({"m": (1.0, 0.0)}, {"m": (1.0, 32.0)}, False),
+        ({"m": (1.0, 0.0)}, {"m": (0.0, 0.0)}, False),
+        ({"m": (1.0, 32.0)}, {}, False),
+        ({"shown": (1.0, 32.0)}, {"shown": (9e9, 32.0)}, True),
+    ],
+)
+def test_metrics_of_two_nodes_are_near_or_far(mine, theirs, is_near):
+    comparison, one, other = Comparison(lambda flat: None, {"m"}.__contains__), an_answer(), an_answer()
+    one.total.logged, other.total.logged = mine, theirs
+    comparison.done(1, True, Taken(one.total, [], one.losses, None))
+    assert (comparison.distance(1, other.total, other.losses, 1e-3) <= 1) == is_near
 
 
 @pytest.mark.processes

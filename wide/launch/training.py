@@ -296,12 +296,12 @@ class Training:
         ), samples
 
     def _digest(self, db: RunDb) -> Digest:
-        """With one key, whoever coordinates this run. Where it is lost, what was made with it is of no use."""
-        key = digests_key(self.dir)
+        """With one key, whoever coordinates this run. Where it is lost, or made less, that is of no use."""
+        key = digests_key(self.dir, self.job.is_judged)
         if key is None:
             key = new_digests_key(self.dir)
             db.forget_digests()
-        return Digest(key)
+        return Digest(key, self.job.goes_by)
 
     def _tell_of_pieces(self, model: torch.nn.Module, samples: Samples, seed: int, schedule: Schedule) -> None:
         if words := remark(self.job, model, samples, seed, schedule.batches_per_step):
