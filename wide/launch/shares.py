@@ -34,8 +34,8 @@ DONE = "SELECT node, sum(samples) FROM ledger WHERE node IS NOT NULL GROUP BY no
 
 @dataclass
 class Share:
-    """What one machine has done. Its owner is whom its invite was for, in the pool's words; empty, if that does not say.
-    How a machine is called are its own words.
+    """What one machine has done. Its owner is whom its invite was for, in the pool's words; empty, if that does not
+    say. How a machine is called are its own words.
     """
 
     owner: str
