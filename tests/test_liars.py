@@ -16,7 +16,7 @@ import wide
 from faults.lies import HONEST_FIRST, KINDS, Answer, Liar
 from tests.jobs import make, mlp
 from tests.processes import ROOT, environment
-from tests.twin import Twin
+from tests.twin import ELSEWHERE, Twin
 from wide.codec.digest import KEY_NBYTES, Digest
 from wide.codec.layout import Flat, Layout
 from wide.coordinator.taken import Comparison, Taken
@@ -274,6 +274,68 @@ def test_metrics_of_two_nodes_are_near_or_far(mine, theirs, is_near):
     one.total.logged, other.total.logged = mine, theirs
     comparison.done(1, True, Taken(one.total, [], one.losses, None))
     assert (comparison.distance(1, other.total, other.losses, 1e-3) <= 1) == is_near
+
+
+def totals(model, batch):
+    return wide.total(torch.nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="sum"), len(batch[1]))
+
+
+def weighs(each):
+    def lie(answer):
+        answer.total.weights = [each] * len(answer.losses)
+
+    return lie
+
+
+def has_no_counts(answer):
+    answer.total.weights = []
+
+
+COUNTS = {
+    "totals among means": ({}, weighs(1.0)),
+    "means among totals": ({"loss": totals}, has_no_counts),
+    "zeros": ({"loss": totals}, weighs(0.0)),
+    "next to nothing": ({"loss": totals}, weighs(1e-300)),
+}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+@pytest.mark.parametrize("honest", [0, 1, 2])
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("robust", [None, "median"])
+def test_nobody_ends_a_run_with_counts_in_its_first_updates(name, honest, is_first, robust):
+    changes, lie = COUNTS[name]
+    twin = Twin(make(**{"model": mlp} | changes), strategy="async", steps=8, robust=robust)
+    liar = Says(lie, honest)
+    nodes = [twin.join("liar", liar=liar)] if is_first else []
+    nodes += [twin.join("one"), twin.join("two")]
+    nodes += [] if is_first else [twin.join("liar", liar=liar)]
+    model = twin.train(*nodes)
+    assert (twin.run.ended.why, twin.run.ended.failure) == ("8 steps done", "")
+    assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
+
+
+def test_a_weight_that_nothing_can_be_divided_by_is_refused():
+    twin = Twin(make(model=mlp, loss=totals), strategy="async", steps=4)
+    twin.train(twin.join("one"), twin.join("two"), twin.join("liar", liar=Says(weighs(1e-300))))
+    assert [(reason, detail) for _, reason, detail in twin.rejects() if reason == "bad numbers"] == [
+        ("bad numbers", f"{ELSEWHERE}: a batch that weighs 1e-300")
+    ]
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 3])
+def test_a_job_that_says_totals_now_and_then_is_told_so_in_async_too(nodes):
+    def loss(model, batch):
+        return totals(model, batch) if wide.here().batch % 2 else logs(model, batch)[0]
+
+    twin = Twin(make(model=mlp, loss=loss), strategy="async", steps=100, is_open=False)
+    said = ""
+    try:
+        twin.train(*(twin.join(f"honest {i}") for i in range(nodes)))
+        said = twin.run.ended.failure  # a node has met both in one lease
+    except wide.TrainingFailed as error:  # or a version has
+        said = str(error)
+    assert "for some batches of a step, and a mean for others" in said
 
 
 @pytest.mark.processes

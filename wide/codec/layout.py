@@ -33,10 +33,10 @@ from wide.codec.memory import Memory, Private
 from wide.codec.tensor import ALIGN_NBYTES
 from wide.errors import TrainingFailed
 from wide.job.here import Logged, added
+from wide.job.model import MIXED
 from wide.job.slices import Place
 from wide.wire.messages import Tensor
 
-MIXED = "the loss returned wide.total for some batches of a step, and a mean for others: choose one"
 LARGE_BUFFER_NBYTES = 16 << 10  # less is not worth a second thought
 
 

@@ -137,6 +137,8 @@ class Intake:
             raise ProtocolError("bad numbers", f"{len(update.losses)} losses for {len(sent.sizes)} batches")
         if update.weights and len(update.weights) != len(update.losses):
             raise ProtocolError("bad numbers", f"{len(update.weights)} weights for {len(update.losses)} losses")
+        if any(0 < weight < say.LEAST_WEIGHT for weight in update.weights):
+            raise ProtocolError("bad numbers", f"a batch that weighs {min(filter(None, update.weights)):.3g}")
         if len(update.touched) != self._touched_nbytes:
             raise ProtocolError("bad numbers", f"{len(update.touched)} bytes say which tensors have a gradient")
         arriving.append(Arriving(update, self._now(), self._idle_s(), peer.connection.bytes_received))
