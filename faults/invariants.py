@@ -372,8 +372,9 @@ def check_buffers(judge: Judge, server: Server) -> None:
     hands += [happening.flat for happening in server.exchange.happenings if hasattr(happening, "flat")]
     fold, master = server.run._fold, server.run.master
     hands.append(master._owed)
-    if getattr(fold, "_gather", None) is not None:
-        hands += fold._gather.held  # type: ignore[attr-defined]
+    sides = [getattr(fold, name) for name in ("_means", "_totals") if hasattr(fold, name)]  # of async
+    for gather in (getattr(fold, "_gather", None), *(side.gather for side in sides)):
+        hands += gather.held if gather is not None else []
     if getattr(fold, "_sum", None) is not None:
         hands += list(fold._sum._waiting.values())  # type: ignore[attr-defined]
     hands += master.spare._free

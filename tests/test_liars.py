@@ -6,17 +6,20 @@ import json
 import math
 import subprocess
 import sys
+from contextlib import contextmanager
 
 import pytest
 import torch
 from torch import nn
 
+import wide
 from faults.lies import HONEST_FIRST, KINDS, Answer, Liar
 from tests.jobs import make, mlp
 from tests.processes import ROOT, environment
-from tests.twin import Twin
+from tests.twin import ELSEWHERE, Twin
 from wide.codec.digest import KEY_NBYTES, Digest
 from wide.codec.layout import Flat, Layout
+from wide.coordinator.taken import Comparison, Taken
 
 LAYOUT = Layout(nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Linear(5, 2)))
 DIGEST = Digest(bytes(KEY_NBYTES))
@@ -148,6 +151,191 @@ def test_a_liar_speaks_the_protocol(kind, strategy):
     twin.train(*nodes)
     assert liar.lies
     assert not [reason for _, reason, _ in twin.rejects() if reason in BROKEN], "it lies, but in good manners"
+
+
+class Says:
+    """A liar that changes its answers by `lie`, after the first `honest` ones."""
+
+    is_lazy = False
+
+    def __init__(self, lie, honest=0):
+        self._lie, self._honest = lie, honest
+
+    def decides(self):
+        return True
+
+    @contextmanager
+    def telling(self, answer):
+        self._honest -= 1
+        if self._honest < 0:
+            self._lie(answer)
+        yield
+
+
+def fill_gaps(answer):
+    """Numbers between the tensors, which belong to none."""
+    flat = answer.total
+    tensors = [*flat.trainable, *flat.averaged, *flat.kept]
+    values = [tensor.clone() for tensor in tensors]
+    flat.raw.fill_(0x3C)
+    for tensor, value in zip(tensors, values, strict=True):
+        tensor.copy_(value)
+
+
+def test_what_a_stranger_writes_between_tensors_is_no_part_of_any_update():
+    """Nodes of the coordinator's machine compute in memory that a stranger's update came in before."""
+    twin = Twin(make(model=mlp), steps=30, shares=True, audit=0.7)
+    beside = [twin.join("one", is_beside=True), twin.join("two", is_beside=True)]
+    stranger = twin.join("stranger", liar=Says(fill_gaps))
+    model = twin.train(*beside, stranger)
+    assert [node.stop for node in (*beside, stranger)] == [None] * 3, "nobody computes other bits"
+    alone = Twin(make(model=mlp), steps=30)
+    for ours, theirs in zip(model.parameters(), alone.train(alone.join()).parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_what_is_cleared_is_all_between_tensors_and_nothing_else():
+    answer, honest = an_answer(), an_answer()
+    fill_gaps(answer)
+    assert between_tensors(answer.total).all()
+    LAYOUT.clear_gaps(answer.total.bytes)
+    assert changed_bits(answer, honest) == 0
+
+
+def logs(model, batch):
+    loss = torch.nn.functional.cross_entropy(model(batch[0]), batch[1])
+    return loss, {"mine": loss.detach(), "shown": 1.0}
+
+
+def lies_of(metric):
+    def lie(answer):
+        answer.total.logged[metric] = (1e6, answer.total.logged[metric][1])
+
+    return lie
+
+
+JUDGED = {
+    "on_metric": {"scheduler": wide.on_metric("mine", torch.optim.lr_scheduler.ReduceLROnPlateau)},
+    "best": {"best": "-mine"},
+    "stop_when": {"stop_when": lambda said: False},
+}
+
+
+@pytest.mark.parametrize("strategy", ["sync", "async", "local"])
+@pytest.mark.parametrize("name", JUDGED)
+def test_who_lies_about_a_metric_that_training_goes_by_is_found(name, strategy):
+    twin = Twin(make(model=mlp, loss=logs, evaluate_every=1, **JUDGED[name]), strategy=strategy, steps=6, audit=1.0)
+    honest = [twin.join("one"), twin.join("two")]
+    liar = twin.join("liar", liar=Says(lies_of("mine")))
+    twin.train(*honest, liar)
+    assert [node.stop for node in honest] == [None, None]
+    assert liar.stop.exit_code == 77
+
+
+@pytest.mark.parametrize("strategy", ["sync", "async"])
+def test_honest_nodes_may_differ_in_what_is_only_shown(strategy):
+    """How long it took, say."""
+    twin = Twin(make(model=mlp, loss=logs, evaluate_every=1, best="-mine"), strategy=strategy, steps=6, audit=1.0)
+    nodes = [twin.join("one"), twin.join("two"), twin.join("three", liar=Says(lies_of("shown")))]
+    twin.train(*nodes)
+    assert [node.stop for node in nodes] == [None] * 3
+
+
+def test_a_digest_has_metrics_in_any_order_and_is_what_it_was_without():
+    answer, goes_by = an_answer(), {"a", "b"}.__contains__
+    digest, before = Digest(bytes(KEY_NBYTES), goes_by), DIGEST.of(answer.total, answer.losses)
+    assert digest.of(answer.total, answer.losses) == before
+    answer.total.logged = {"a": (1.0, 8.0), "b": (2.0, 8.0), "c": (3.0, 8.0)}
+    said = digest.of(answer.total, answer.losses)
+    assert DIGEST.of(answer.total, answer.losses) == before
+    answer.total.logged = {"b": (2.0, 8.0), "a": (1.0, 8.0)}
+    assert digest.of(answer.total, answer.losses) == said
+    for other in ({"a": (1.0, 8.0)}, {"a": (1.0, 8.0), "b": (2.0, 4.0)}, {"a": (2.0, 8.0), "b": (1.0, 8.0)}):
+        answer.total.logged = other
+        assert digest.of(answer.total, answer.losses) not in (said, before)
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "is_near"),
+    [
+        ({"m": (0.0, 32.0)}, {"m": (1.0, 32.0)}, True),  # of 32 one was right
+        ({"m": (1.0, 32.0)}, {"m": (32.0, 32.0)}, False),
+        ({"m": (math.nan, 32.0)}, {"m": (math.nan, 32.0)}, True),
+        ({"m": (math.nan, 32.0)}, {"m": (1.0, 32.0)}, False),
+        ({"m": (math.inf, 32.0)}, {"m": (math.inf, 32.0)}, True),
+        ({"m": (1.0, 0.0)}, {"m": (1.0, 32.0)}, False),
+        ({"m": (1.0, 0.0)}, {"m": (0.0, 0.0)}, False),
+        ({"m": (1.0, 32.0)}, {}, False),
+        ({"shown": (1.0, 32.0)}, {"shown": (9e9, 32.0)}, True),
+    ],
+)
+def test_metrics_of_two_nodes_are_near_or_far(mine, theirs, is_near):
+    comparison, one, other = Comparison(lambda flat: None, {"m"}.__contains__), an_answer(), an_answer()
+    one.total.logged, other.total.logged = mine, theirs
+    comparison.done(1, True, Taken(one.total, [], one.losses, None))
+    assert (comparison.distance(1, other.total, other.losses, 1e-3) <= 1) == is_near
+
+
+def totals(model, batch):
+    return wide.total(torch.nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="sum"), len(batch[1]))
+
+
+def weighs(each):
+    def lie(answer):
+        answer.total.weights = [each] * len(answer.losses)
+
+    return lie
+
+
+def has_no_counts(answer):
+    answer.total.weights = []
+
+
+COUNTS = {
+    "totals among means": ({}, weighs(1.0)),
+    "means among totals": ({"loss": totals}, has_no_counts),
+    "zeros": ({"loss": totals}, weighs(0.0)),
+    "next to nothing": ({"loss": totals}, weighs(1e-300)),
+}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+@pytest.mark.parametrize("honest", [0, 1, 2])
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("robust", [None, "median"])
+def test_nobody_ends_a_run_with_counts_in_its_first_updates(name, honest, is_first, robust):
+    changes, lie = COUNTS[name]
+    twin = Twin(make(**{"model": mlp} | changes), strategy="async", steps=8, robust=robust)
+    liar = Says(lie, honest)
+    nodes = [twin.join("liar", liar=liar)] if is_first else []
+    nodes += [twin.join("one"), twin.join("two")]
+    nodes += [] if is_first else [twin.join("liar", liar=liar)]
+    model = twin.train(*nodes)
+    assert (twin.run.ended.why, twin.run.ended.failure) == ("8 steps done", "")
+    assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
+
+
+def test_a_weight_that_nothing_can_be_divided_by_is_refused():
+    twin = Twin(make(model=mlp, loss=totals), strategy="async", steps=4)
+    twin.train(twin.join("one"), twin.join("two"), twin.join("liar", liar=Says(weighs(1e-300))))
+    assert [(reason, detail) for _, reason, detail in twin.rejects() if reason == "bad numbers"] == [
+        ("bad numbers", f"{ELSEWHERE}: a batch that weighs 1e-300")
+    ]
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 3])
+def test_a_job_that_says_totals_now_and_then_is_told_so_in_async_too(nodes):
+    def loss(model, batch):
+        return totals(model, batch) if wide.here().batch % 2 else logs(model, batch)[0]
+
+    twin = Twin(make(model=mlp, loss=loss), strategy="async", steps=100, is_open=False)
+    said = ""
+    try:
+        twin.train(*(twin.join(f"honest {i}") for i in range(nodes)))
+        said = twin.run.ended.failure  # a node has met both in one lease
+    except wide.TrainingFailed as error:  # or a version has
+        said = str(error)
+    assert "for some batches of a step, and a mean for others" in said
 
 
 @pytest.mark.processes

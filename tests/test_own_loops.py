@@ -418,7 +418,10 @@ ODD = {
         "if number == 15: last.weight = nn.Parameter(torch.zeros(1, 8)); optimizers[1].param_groups[0]['params'][0] = last.weight",
         "last.weight was made, replaced, frozen or unfrozen",
     ),
-    "a part that is frozen": ("first.requires_grad_(number < 15)", "first.weight was made, replaced, frozen or unfrozen"),
+    "a part that is frozen": (
+        "first.requires_grad_(number < 15)",
+        "first.weight was made, replaced, frozen or unfrozen",
+    ),
     "a frozen one that moves": ("last.fixed.data.add_(1)", "last.fixed is frozen, and changed within wide.local"),
     "a loss that is no number": ("if number == 15: wide.log(loss=float('nan'))", "wide.log(loss=nan)"),
     "a loop in a loop": (

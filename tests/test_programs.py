@@ -75,6 +75,7 @@ def test_a_batch_without_anything_to_count_counts_for_nothing(tmp_path):
         (lambda: 0, "add up to 0 in all batches of a step"),
         (lambda: math.nan, "count is a number of at least 0, got nan"),
         (lambda: -1, "got -1"),
+        (lambda: 1e-300, "count is 0, or at least 1e-12, got 1e-300"),
         (lambda: "many", "got str"),
         (lambda: torch.ones(2), r"count has shape \(2,\), not one number"),
         (lambda: torch.ones((), requires_grad=True), "count has a gradient"),

@@ -12,7 +12,7 @@ from faults.invariants import check_buffers
 from tests.jobs import make, points
 from tests.twin import Twin
 from wide.codec.layout import scale
-from wide.config import check_robust, resolve
+from wide.config import SERVE_AUDIT, check_robust, idle_audit, resolve
 from wide.coordinator.events import MergeUpdate
 from wide.coordinator.master import Master
 from wide.coordinator.resume import remembered
@@ -277,3 +277,21 @@ def test_a_run_remembers_that_it_is_robust():
 def test_what_needs_all_updates_of_a_version_moves_nothing_before(robust, is_eager):
     twin = Twin(BATCHNORM, strategy="async", robust=robust)
     assert twin.pool._is_eager is is_eager
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"audit": 0.5, "strategy": "async"}, "--audit 0.5 does nothing: in --strategy async"),
+        ({"audit": 0.5, "strategy": "local"}, "--audit 0.5 does nothing: in --strategy local"),
+        ({"audit": 0.5, "compress": "int8"}, "--compress int8 leaves no bits"),
+        ({"audit": 0.5}, ""),
+        ({"audit": 0.5, "strategy": "auto"}, ""),
+        ({"audit": 0.5, "compress": "zstd"}, ""),
+        ({"audit": SERVE_AUDIT, "strategy": "async"}, ""),
+        ({"strategy": "local", "compress": "int8"}, ""),
+    ],
+)
+def test_an_audit_that_can_do_nothing_is_told_of(given, words):
+    assert words in idle_audit(resolve(given, {}))
+    assert bool(idle_audit(resolve(given, {}))) == bool(words)

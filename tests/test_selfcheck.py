@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
 import wide
-from tests.jobs import EVERYTHING
+from tests.jobs import EVERYTHING, make, mlp
 from tests.stateful import REFUSED
 from wide.job.samples import Samples as Opened
 from wide.node.carried import Carried
@@ -36,6 +38,19 @@ def test_every_honest_job_passes_and_finds_the_same_in_another_process(name):
     problem, digest = checked(job)
     assert problem == ""
     assert digest == checked(job, is_reversed=True)[1] != ""
+
+
+def odd_logs():
+    """A loss that tells how often it was asked, and trains by nothing of that."""
+    count = itertools.count(1)
+    return lambda m, b: (m(b[0]).square().mean(), {"calls": float(next(count)), "n": 1.0})
+
+
+def test_a_metric_that_training_goes_by_must_follow_from_the_batch():
+    problem, _ = checked(make(model=mlp, loss=odd_logs(), best="calls"))
+    assert "what the loss logs of a batch, and training goes by" in problem
+    problem, _ = checked(make(model=mlp, loss=odd_logs(), best="n"))
+    assert not problem, "what is only shown may be anything"
 
 
 def test_a_run_without_nodes_refuses_too_unless_it_is_told_not_to_check(tmp_path):

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import sqlite3
+from dataclasses import replace
 
 import pytest
 
@@ -44,13 +45,16 @@ def file(run):
     return run / signed(shares_of(run)).file
 
 
-def test_an_owner_is_whom_the_invite_was_for_or_the_machine_itself(run, capsys):
+def test_an_owner_is_whom_the_invite_was_for_and_never_what_a_machine_calls_itself(run, capsys):
+    assert [(share.owner, share.machine) for share in shares_of(run).shares] == [
+        *(("anna", "laptop"), ("", "hostB"), ("", "tower"))
+    ]
     assert main(["shares", str(run)]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines[1:4] == [
         ["anna", "laptop", "1", "60", "20", "60.0%"],
-        ["hostB", "hostB", "1", "30", "0", "30.0%"],
-        ["tower", "tower", "1", "10", "0", "10.0%"],
+        ["hostB", "1", "30", "0", "30.0%"],
+        ["tower", "1", "10", "0", "10.0%"],
     ]
     assert lines[4:] == [["100", "samples,", "20", "of", "them", "verified"], *list(lines[5:])]
     assert lines[5][:2] == ["not", "signed:"]
@@ -131,8 +135,20 @@ def test_a_run_of_an_older_version_has_shares_too(run):
         db.execute("DROP TABLE verified")
         db.execute("ALTER TABLE ledger DROP COLUMN digest")
     assert [(share.owner, share.samples, share.verified_samples) for share in shares_of(run).shares] == [
-        *(("anna", 60, 0), ("hostB", 30, 0), ("tower", 10, 0))
+        *(("anna", 60, 0), ("", 30, 0), ("", 10, 0))
     ]
+
+
+@pytest.mark.parametrize("made_at", ["soon", 10**30, 1e30, float("nan"), [1], None, True, -1])
+def test_a_statement_that_was_made_at_no_time_is_none(run, made_at, capsys):
+    """Even if its pool has signed it."""
+    keys_in(run)
+    shares = shares_of(run)
+    file = run / signed(replace(shares, statement=shares.statement | {"made_at": made_at})).file
+    assert main(["shares", "--check", str(file)]) == 2
+    said = capsys.readouterr().err
+    assert "made_at is no time" in said
+    assert said.count("\n") == 1
 
 
 @pytest.mark.processes

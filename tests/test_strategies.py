@@ -55,6 +55,16 @@ def test_delayed_nesterov_with_n_equal_pushes_from_rest_is_one_nesterov_step():
     assert torch.allclose(weight, start - rate * (gradient + momentum * gradient))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_no_rate_is_too_large_to_be_pushed(dtype):
+    """It may have been divided by what a node says that its batches weigh."""
+    weight = torch.zeros(2, dtype=dtype)
+    delayed = Delayed([weight])
+    delayed.push([torch.ones(2, dtype=dtype)], [1e300])
+    delayed.restore()
+    assert not weight.any()
+
+
 def test_delayed_nesterov_follows_the_published_recursion():
     """Each arrival θ −= ηg/N, Δ += g; every N-th m ← βm + Δ/N, θ −= ηβm, Δ ← 0."""
     torch.manual_seed(1)

@@ -11,11 +11,13 @@ import torch
 
 from faults.disk import Disk, MemoryDb, MemoryWriter
 from faults.liar import LyingSession
+from wide.codec.digest import KEY_NBYTES, Digest
 from wide.codec.encoders import Encoders
 from wide.codec.speeds import PRIORS
 from wide.config import resolve
 from wide.coordinator import assembly, resume
 from wide.coordinator.assembly import Course
+from wide.coordinator.judging import Judge
 from wide.coordinator.master import Master
 from wide.coordinator.resume import Start
 from wide.errors import ConnectionLost
@@ -60,7 +62,9 @@ class Twin:
             start = resume.restore(saved, schedule, self.master, "here")
         self.writer, clock = MemoryWriter(self.disk, db), Clock(lambda: self.now, lambda: self.now)
         course = Course(options, schedule, self.master, options.steps, db, self.writer, start, clock)
-        course = replace(course, asked=asked, stop=self._stop)
+        judge = Judge(job, self.master.descent) if job.is_judged else None
+        digest = Digest(bytes(KEY_NBYTES), job.goes_by)
+        course = replace(course, asked=asked, stop=self._stop, judge=judge, digest=digest)
         self.hub = MemoryHub(lambda seconds, has_news: 0.0)
         door = Door(Guests(TOKEN, "evaluator's"), job.seed, options.data, options.codecs, "build", likeness=likeness)
         priors = lambda names, *_: {name: PRIORS[name] for name in names}  # noqa: E731

@@ -117,6 +117,21 @@ def resolve(given: Mapping[str, Any], environ: Mapping[str, str]) -> Options:
     return Options(**values)
 
 
+SERVE_AUDIT = 0.01  # of `wide serve`, whatever its strategy
+EXACT_CODECS = ("lossless", "none", "lz4", "zstd")
+
+
+def idle_audit(options: Options) -> str:
+    """Why the audits that were asked for will never be; empty, if they will, or nobody has asked."""
+    if options.audit in (0, SERVE_AUDIT):
+        return ""
+    if options.strategy in ("async", "local"):
+        return f"--audit {options.audit:g} does nothing: in --strategy {options.strategy} no two nodes compute the same"
+    if options.compress not in (None, "auto", *EXACT_CODECS):
+        return f"--audit {options.audit:g} does nothing: --compress {options.compress} leaves no bits to be compared"
+    return ""
+
+
 def check_robust(options: Options) -> None:
     """An exact sum has no other way to be added up."""
     if options.robust is not None and options.strategy in (None, "sync"):

@@ -14,11 +14,10 @@ from wide import __version__
 from wide.cli import checking, looking
 from wide.cli.joining import add_commands, join
 from wide.cli.launching import add_launch, launch
-from wide.config import SOCKET_HELP, Options, resolve
+from wide.config import SERVE_AUDIT, SOCKET_HELP, Options, resolve
 from wide.errors import StartsAgain, UsageError, WideError
 from wide.telemetry.log import without_invites
 
-SERVE_AUDIT = 0.01
 DEFAULT_PORT = 9433  # W I D E on a telephone
 SET_HELP = "a value for a job that is a function, `def job(lr=0.1)`: --set lr=0.3; once for each"
 

@@ -33,10 +33,10 @@ from wide.codec.memory import Memory, Private
 from wide.codec.tensor import ALIGN_NBYTES
 from wide.errors import TrainingFailed
 from wide.job.here import Logged, added
+from wide.job.model import MIXED
 from wide.job.slices import Place
 from wide.wire.messages import Tensor
 
-MIXED = "the loss returned wide.total for some batches of a step, and a mean for others: choose one"
 LARGE_BUFFER_NBYTES = 16 << 10  # less is not worth a second thought
 
 
@@ -70,6 +70,9 @@ class Layout:
         self.left = self._place((f"{n} (left)", by_name[n]) for n in (self.trainable[i].name for i in self.moved))
         self.left += self._place([("requires_grad", flags)]) if self.moved else []
         self.live_nbytes = self._end
+        live_slots = [*self.trainable, *self.averaged, *self.kept, *self.left]
+        ends = [(slot.offset + slot.nbytes, -slot.nbytes % ALIGN_NBYTES) for slot in live_slots]
+        self._gaps = [(slice(end, end + nbytes), bytes(nbytes)) for end, nbytes in ends if nbytes]
         self.frozen = self._place((n, p) for n, p in parameters if not p.requires_grad and n not in moved)
         self.constant = self._place((n, b) for n, b in buffers if n not in {name for name, _ in live})
         self.nbytes = self._end
@@ -93,6 +96,13 @@ class Layout:
         """The parameters that nobody but the optimizer changes, and what nobody changes at all."""
         moved = {self.trainable[i].name for i in self.moved}
         return {slot.name for slot in (*self.trainable, *self.frozen, *self.constant)} - moved
+
+    def clear_gaps(self, update: memoryview) -> None:
+        """Between tensors an update has zeros. What a stranger sent there would be added up, and be found by whoever
+        computes in this memory next.
+        """
+        for gap, zeros in self._gaps:
+            update[gap] = zeros
 
     def describe(self) -> list[Tensor]:
         """What a node tells the coordinator it has built."""

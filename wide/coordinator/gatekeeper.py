@@ -54,7 +54,7 @@ class Usual:
         self._most, self._is_delta = most, is_delta
         self.lengths, self.counts, self.losses = Lengths(wanders=is_delta), Median(), Median()
         self.most_loss = math.inf
-        self.has_totals = False
+        self.has_totals: bool | None = None  # nobody has said anything
         self._merged = 0
         self._first_loss = 1.0
         self._since_zero = WINDOW  # updates
@@ -166,9 +166,10 @@ class Gatekeeper:
 
 def _doubt(seen: Seen, usual: Usual) -> str:
     lengths, norm, amount = usual.lengths, seen.norm, seen.amount
+    has_totals = seen.per_sample is not None
+    if has_totals != usual.has_totals is not None:
+        return "its losses are totals, and others' are means" if has_totals else "it has no counts"
     if lengths.count >= FEW:
-        if (seen.per_sample is not None) != usual.has_totals:
-            return "its losses are totals, and others' are means" if seen.per_sample is not None else "it has no counts"
         if amount < LEAST:
             return "" if norm == 0 == amount else f"a norm of {norm:.3g}, of batches that count {amount:.3g}"
         length = max(lengths.usual(amount), LEAST)

@@ -32,7 +32,7 @@ class Judge:
     """Remembers all evaluations; `before` are those of a run that goes on."""
 
     def __init__(self, job: Job, descent: Descent, before: Mapping[str, Any] | None = None) -> None:
-        self._stop_when, self._descent = job.stop_when, descent
+        self._stop_when, self._descent, self.goes_by = job.stop_when, descent, job.goes_by
         self._best, self._sign = (job.best or "").lstrip("-"), -1 if (job.best or "").startswith("-") else 1
         self.wants_metrics = job.evaluate is not None
         self.keeps_best = job.best is not None

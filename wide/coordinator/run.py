@@ -73,7 +73,7 @@ class Run:
         self.is_between_versions = True
         self.stop_reason = ""  # set from outside (a signal) to end the run
         self._at_hand: dict[int, Taken] = {}  # by lease
-        self._compare = Comparison(master.release)
+        self._compare = Comparison(master.release, judge.goes_by if judge is not None else None)
         self.strategy: Strategy = STRATEGIES[strategy]
         self._gathering = gathering
         self._fold: Fold[Flat] = self.strategy.fold(master, self.schedule, fold_state, gathering)

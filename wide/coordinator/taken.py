@@ -8,7 +8,10 @@ from typing import NamedTuple
 
 from wide.codec.layout import Flat, apart
 from wide.coordinator.canaries import MOST_PAIRS
+from wide.job.here import Logged
 from wide.telemetry.journey import Journey
+
+METRICS_APART = 0.1  # relative to them, or to 1: a sample more or less that is right may depend on the last bit
 
 
 class Taken(NamedTuple):
@@ -23,11 +26,11 @@ class Taken(NamedTuple):
 
 class Comparison:
     """Two nodes compute the same batch: the first answer is kept until the other one comes; not of too many pairs, for
-    some nodes never answer.
+    some nodes never answer. `goes_by`: which logged metrics training depends on; None: none.
     """
 
-    def __init__(self, release: Callable[[Flat], None]) -> None:
-        self._release = release
+    def __init__(self, release: Callable[[Flat], None], goes_by: Callable[[str], bool] | None = None) -> None:
+        self._release, self._goes_by = release, goes_by
         self.kept: dict[int, tuple[Flat, Sequence[float]]] = {}  # by pair
 
     def done(self, pair: int, is_kept: bool, taken: Taken) -> None:
@@ -43,7 +46,7 @@ class Comparison:
 
     def distance(self, pair: int, flat: Flat, losses: Sequence[float], allowed: float) -> float | None:
         """The largest one of the gradients', the losses' and the counts', each relative to what they are; over what is
-        allowed.
+        allowed. So are metrics, of which more is allowed.
         """
         if pair not in self.kept:
             return None
@@ -53,4 +56,20 @@ class Comparison:
             return math.inf  # one says that its losses are totals
         for mine, theirs in zip((*losses, *flat.weights), (*its_losses, *other.weights), strict=False):
             far = max(far, abs(mine - theirs) / max(abs(mine), abs(theirs), 1e-6))
-        return far / allowed if math.isfinite(far) else math.inf
+        far /= allowed
+        if self._goes_by is not None:
+            far = max(far, _metrics_apart(flat.logged, other.logged, self._goes_by) / METRICS_APART)
+        return far if math.isfinite(far) else math.inf
+
+
+def _metrics_apart(one: Logged, other: Logged, goes_by: Callable[[str], bool]) -> float:
+    """How far the means are that differ most."""
+    far = 0.0
+    for name in filter(goes_by, one.keys() | other.keys()):
+        (mine, samples), (theirs, its_samples) = one.get(name, (0.0, -1.0)), other.get(name, (0.0, -1.0))
+        if samples != its_samples:
+            return math.inf
+        if mine != theirs and not (math.isnan(mine) and math.isnan(theirs)):
+            apart = abs(mine - theirs) / max(abs(mine), abs(theirs), samples)
+            far = max(far, apart) if math.isfinite(apart) else math.inf
+    return far

@@ -19,14 +19,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from wide.codec.layout import MIXED, Flat, join
+from wide.codec.layout import Flat, join
 from wide.engine.replica import Replica
 from wide.engine.team import Order, Team
 from wide.errors import ParametersMoved, TrainingFailed, UsageError
 from wide.job.definition import Job
 from wide.job.here import Here, Logged, added, enter, listen, weighted
 from wide.job.loading import users_code
-from wide.job.model import Said, batch_to, understood
+from wide.job.model import MIXED, Said, batch_to, understood
 from wide.job.samples import Samples
 from wide.job.schedule import Schedule, Step
 from wide.job.seeding import OwnGenerators, mix, seed_everything

@@ -41,7 +41,7 @@ class Intake:
         self, layout: Layout, spare: Spare, codecs: LinkCodecs, now: Callable[[], float], idle_s: Callable[[], float]
     ) -> None:
         self._spare, self._codecs, self._now, self._idle_s = spare, codecs, now, idle_s
-        self._live_nbytes = layout.live_nbytes
+        self._live_nbytes, self._clear_gaps = layout.live_nbytes, layout.clear_gaps
         self._all_touched, self._touched_nbytes = (1 << len(layout.trainable)) - 1, len(layout.trainable) // 8 + 1
         self._pieces = cut(layout, only_live=True)
         self._probe = memoryview(bytearray(PROBE_NBYTES))  # nobody looks at what comes back
@@ -98,6 +98,7 @@ class Intake:
         flat = peer.incoming.payloads.popleft() if peer.incoming.payloads else None
         if not isinstance(flat, Flat):
             return None
+        self._clear_gaps(flat.bytes)
         if peer.outgoing.refused or not flat.is_finite():
             self._spare.give(flat)
             return None
@@ -106,12 +107,11 @@ class Intake:
     def forget(self, peer: Peer) -> None:
         """The peer is gone: what had come of its update is of no use."""
         incoming = peer.incoming
-        for arriving in incoming.arriving:
-            if arriving.flat is not None:
-                self._spare.give(arriving.flat)
-        for payload in incoming.payloads:
-            if isinstance(payload, Flat):
-                self._spare.give(payload)
+        begun = [*(arriving.flat for arriving in incoming.arriving), *incoming.payloads]
+        for flat in begun:
+            if isinstance(flat, Flat):
+                self._clear_gaps(flat.bytes)
+                self._spare.give(flat)
         incoming.payloads.clear()
         incoming.arriving.clear()
 
@@ -139,6 +139,8 @@ class Intake:
             raise ProtocolError("bad numbers", f"{len(update.losses)} losses for {len(sent.sizes)} batches")
         if update.weights and len(update.weights) != len(update.losses):
             raise ProtocolError("bad numbers", f"{len(update.weights)} weights for {len(update.losses)} losses")
+        if any(0 < weight < say.LEAST_WEIGHT for weight in update.weights):
+            raise ProtocolError("bad numbers", f"a batch that weighs {min(filter(None, update.weights)):.3g}")
         if len(update.touched) != self._touched_nbytes:
             raise ProtocolError("bad numbers", f"{len(update.touched)} bytes say which tensors have a gradient")
         arriving.append(Arriving(update, self._now(), self._idle_s(), peer.connection.bytes_received))
@@ -178,7 +180,8 @@ class Intake:
         traffic.network_s += update.network_s
         traffic.fetch_s += update.fetch_s
         traffic.rss_bytes = update.rss_bytes
+        self._clear_gaps(flat.bytes)
         flat.touched = int.from_bytes(update.touched, "little") & self._all_touched
-        flat.weights, flat.logged = update.weights, {words.name(name): said for name, said in update.logged.items()}
+        flat.weights, flat.logged = update.weights, words.names(update.logged)
         spent = (update.codec, update.received_s, update.decode_s)
         return Whole(update, flat, Journey(update.compute_s, update.codec_s, arriving.since, now, *spent))

@@ -140,6 +140,11 @@ class Job(msgspec.Struct, metaclass=_Checked, frozen=True, kw_only=True):
         """Does anything follow from evaluations? Then training waits for them."""
         return self.stop_when is not None or self.best is not None or isinstance(self.scheduler, on_metric)
 
+    def goes_by(self, metric: str) -> bool:
+        """May what follows from evaluations follow from this one?"""
+        waits_for = self.scheduler.metric if isinstance(self.scheduler, on_metric) else None
+        return self.stop_when is not None or metric in (waits_for, (self.best or "").lstrip("-") or None)
+
     def __post_init__(self) -> None:
         self._check_functions()
         for name in ("batch_size", "batches_per_step", "threads", "evaluate_every"):

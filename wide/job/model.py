@@ -25,6 +25,9 @@ from wide.job.loading import users_code
 from wide.job.reach import reach
 from wide.job.seeding import OwnGenerators, seed_everything
 
+MIXED = "the loss returned wide.total for some batches of a step, and a mean for others: choose one"
+LEAST_COUNT = 1e-12  # of a batch: no number overflows because it is divided by that
+
 
 def build_model(job: Job, seed: int) -> nn.Module:
     """The job's model; its initial weights follow from the seed."""
@@ -136,6 +139,8 @@ def _count(count: Any) -> float:
     if not (0 <= number < math.inf):
         what = f"{number}" if isinstance(count, int | float | torch.Tensor) else type(count).__name__
         raise TrainingFailed(f"wide.total(sum, count): count is a number of at least 0, got {what}")
+    if 0 < number < LEAST_COUNT:
+        raise TrainingFailed(f"wide.total(sum, count): count is 0, or at least {LEAST_COUNT:g}, got {number:g}")
     return number
 
 

@@ -24,7 +24,7 @@ from wide.wire.words import line
 SCHEMA, FILE = "wide.shares/1", "shares.json"
 ALGORITHM = "ECDSA with SHA-256 over the statement as JSON: keys sorted, no spaces, ASCII"
 FIRST = "first"  # the invite that `wide serve` prints is nobody's in particular
-MOST_NBYTES = 16 << 20
+MOST_NBYTES, LATEST_S = 16 << 20, 1 << 34  # the year 2514
 NODES = "SELECT node, name, host, max(joined_at) FROM nodes GROUP BY node"
 MACHINES = """SELECT visits.node, machines.id, machines.name, invites.name, max(visits.at) FROM visits
     JOIN machines ON machines.id = visits.machine LEFT JOIN invites ON invites.id = machines.invite
@@ -34,7 +34,9 @@ DONE = "SELECT node, sum(samples) FROM ledger WHERE node IS NOT NULL GROUP BY no
 
 @dataclass
 class Share:
-    """What one machine has done. Its owner is whom its invite was for; if that does not say, the machine itself."""
+    """What one machine has done. Its owner is whom its invite was for, in the pool's words; empty, if that does not
+    say. How a machine is called are its own words.
+    """
 
     owner: str
     machine: str
@@ -118,7 +120,7 @@ def _by_machine(db: Reading) -> list[Share]:
     for node, count in sorted(samples.items()):
         name, host = (line(str(word or "")) for word in names.get(node, ("", "")))
         id_, machine, owner = (line(str(word or "")) for word in came.get(node, ("", host or name, "")))
-        owner = owner if owner not in ("", FIRST) else machine
+        owner = owner if owner != FIRST else ""
         share = found.setdefault((owner, id_, machine), Share(owner, machine))
         share.nodes.append(node)
         share.samples += count
@@ -172,6 +174,9 @@ def check(file: Path, certificate: Path | None) -> Checked:
         )
         if told["schema"] != SCHEMA or not isinstance(statement, dict) or not isinstance(pem, str):
             raise ValueError("it has another form")
+        made_at = statement.get("made_at", 0)
+        if type(made_at) is not int or not 0 <= made_at <= LATEST_S:
+            raise ValueError("made_at is no time")
     except (OSError, ValueError, KeyError, TypeError, RecursionError, binascii.Error) as error:
         why = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
         raise UsageError(f"{file} is not a statement of shares ({why})") from None
@@ -183,7 +188,7 @@ def check(file: Path, certificate: Path | None) -> Checked:
     if statement.get("pool") != fingerprint(der).hex() or not _is_signed(pem, signature, _canonical(statement)):
         return Checked(False, f"{file} does not hold: it is not what the pool {by} has signed", by)
     whose = "" if certificate is not None else " (is it the one that `wide serve` showed? --certificate PEM compares)"
-    made = time.strftime("%Y-%m-%d %H:%M", time.localtime(statement.get("made_at", 0)))
+    made = time.strftime("%Y-%m-%d %H:%M", time.localtime(made_at))
     return Checked(True, f"{file} holds: signed on {made} by the pool {by}{whose}", by, statement)
 
 

@@ -20,7 +20,7 @@ from wide.codec.batch import fingerprints
 from wide.codec.digest import Digest
 from wide.codec.encoders import Encoders
 from wide.codec.layout import unbind
-from wide.config import Options, check_robust, usable_cores
+from wide.config import Options, check_robust, idle_audit, usable_cores
 from wide.coordinator import assembly, resume
 from wide.coordinator.assembly import Course
 from wide.coordinator.checkpoints import FileWriter
@@ -251,6 +251,8 @@ class Training:
             asked = found[1].state["asked"] if found is not None else self._asked_before
             self.options = resume.remembered(self.options, asked, where)
         check_robust(self.options)
+        if words := idle_audit(self.options):
+            log.warning("%s", words)
         seed = self.options.seed if self.options.seed is not None else self.job.seed
         window.enter("opening the data set")
         samples = Samples(self.job, seed)
@@ -296,12 +298,12 @@ class Training:
         ), samples
 
     def _digest(self, db: RunDb) -> Digest:
-        """With one key, whoever coordinates this run. Where it is lost, what was made with it is of no use."""
-        key = digests_key(self.dir)
+        """With one key, whoever coordinates this run. Where it is lost, or made less, that is of no use."""
+        key = digests_key(self.dir, self.job.is_judged)
         if key is None:
             key = new_digests_key(self.dir)
             db.forget_digests()
-        return Digest(key)
+        return Digest(key, self.job.goes_by)
 
     def _tell_of_pieces(self, model: torch.nn.Module, samples: Samples, seed: int, schedule: Schedule) -> None:
         if words := remark(self.job, model, samples, seed, schedule.batches_per_step):

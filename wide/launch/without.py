@@ -13,7 +13,8 @@ from wide.store.reading import DATABASE
 def before(folder: Path, node: str) -> int:
     """The step in which this node, by number or by name, first had a part."""
     with contextlib.closing(sqlite3.connect(f"file:{folder / DATABASE}?mode=ro", uri=True)) as db:
-        rows = db.execute("SELECT DISTINCT node FROM nodes WHERE name = ? OR CAST(node AS TEXT) = ?", (node, node))
+        known_by = "CAST(node AS TEXT)" if node.isdecimal() else "name"  # anybody may call a node like another's number
+        rows = db.execute(f"SELECT DISTINCT node FROM nodes WHERE {known_by} = ?", (node,))
         numbers = [number for (number,) in rows]
         if not numbers:
             raise UsageError(

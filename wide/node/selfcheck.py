@@ -43,10 +43,11 @@ class Seen(NamedTuple):
     loss: float
     raw: torch.Tensor  # gradients, and what changed in the buffers
     touched: int
+    logged: str  # of what the loss logs, all that training goes by
 
     @property
     def digest(self) -> bytes:
-        words = f"{self.data}{self.loss!r}{self.touched}".encode()
+        words = f"{self.data}{self.loss!r}{self.touched}{self.logged}".encode()
         return hashlib.sha256(words + hashlib.sha256(self.raw.numpy().data).digest()).digest()
 
 
@@ -108,7 +109,8 @@ class SelfCheck:
         data = fingerprints([(i, batch)])
         with users_code("computing the loss and its gradient failed"):
             leaf, (loss,) = self._trainer.sum([Place(0, i + seed, 1, 1.0)], lambda _: batch)
-        seen = Seen(data, loss, leaf.raw.clone(), leaf.touched)
+        logged = {name: said for name, said in sorted(leaf.logged.items()) if self._trainer.job.goes_by(name)}
+        seen = Seen(data, loss, leaf.raw.clone(), leaf.touched, str(logged))
         self._trainer.release(leaf)
         return seen
 
@@ -166,7 +168,12 @@ def _difference(first: Seen, again: Seen, trainer: Trainer) -> str:
         return OTHER_DATA
     is_same_loss = repr(first.loss) == repr(again.loss)
     if is_same_loss and first.touched == again.touched and torch.equal(first.raw, again.raw):
-        return ""
+        if first.logged == again.logged:
+            return ""
+        return (
+            f"what the loss logs of a batch, and training goes by, is another value when it is computed again "
+            f"({first.logged}, then {again.logged}): log what follows from the batch"
+        )
     where = f"the loss ({first.loss:.6g}, then {again.loss:.6g})"
     if is_same_loss:
         where = _tensor(first, again, trainer)

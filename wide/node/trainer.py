@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd import Variable
 
-from wide.codec.layout import MIXED, Flat, Layout, Slot, bind, bring_home, join
+from wide.codec.layout import Flat, Layout, Slot, bind, bring_home, join
 from wide.codec.spare import Spare
 from wide.errors import TrainingFailed, WideError
 from wide.job.definition import Job, Phase
 from wide.job.descent import built, parameters_of
 from wide.job.here import Here, enter, listen, weighted
 from wide.job.loading import users_code
-from wide.job.model import batch_to, build_model, understood
+from wide.job.model import MIXED, batch_to, build_model, understood
 from wide.job.reach import namespaces
 from wide.job.seeding import OwnGenerators, mix, seed_everything
 from wide.job.settings import be_exact

@@ -11,14 +11,19 @@ import math
 from collections.abc import Callable
 from typing import Any, Generic
 
+import torch
+
+from wide.errors import TrainingFailed
+from wide.job.model import MIXED
 from wide.job.schedule import Schedule
 from wide.strategy.delayed import Delayed
 from wide.strategy.description import Measured, Setting, Stage, Strategy, Travel, speed
 from wide.strategy.fold import Merge, Model, U
-from wide.strategy.gather import Gathering, Part, Sum
+from wide.strategy.gather import Gather, Gathering, Part, Sum
 from wide.strategy.line import OnLine
 from wide.strategy.policy import Cut, Made, Pace, Share
 from wide.strategy.tree import Block
+from wide.telemetry.log import log
 
 TINY = 1e-9
 PATIENCE = 0.5  # a node waits for a step that will be whole within this part of the usual time
@@ -81,14 +86,34 @@ class Asynchronous(OnLine):
         return 1 / math.sqrt(max(1, staleness))
 
 
+class Side(Generic[U]):
+    """Of a step's gradients those that are totals, or those that are means."""
+
+    def __init__(self, gather: Gather[U]) -> None:
+        self.gather = gather
+        self.said: set[int] = set()  # the nodes that ever gave one
+        self.begin()
+
+    def begin(self) -> None:
+        """A step."""
+        self.weight = 0.0
+        self.staleness = self.batches = 0  # of this step's gradients, in all; and of how many batches
+        self.nodes: set[int] = set()
+
+
 class MeanFold(Generic[U]):
-    """Each batch weighs n/N of its step, so that a step's worth of batches is a mean; more or less is scaled to one."""
+    """Each batch weighs n/N of its step, so that a step's worth of batches is a mean; more or less is scaled to one.
+
+    A job's losses are totals, or they are means. If nodes say both, the side of more nodes makes the step, and what the
+    others gave is left out; the job itself is wrong where nobody has kept to one.
+    """
 
     def __init__(self, model: Model[U], schedule: Schedule, state: Any = None, gathering: Gathering = Sum) -> None:
-        self._model, self._schedule, self._gather = model, schedule, gathering(model)
-        self._weight = 0.0
+        self._model, self._schedule = model, schedule
+        self._means, self._totals = Side[U](gathering(model)), Side[U](gathering(model))
+        self._last: Side[U] | None = None  # that made a step, or was there first
+        self._has_counted = self._has_told = False
         self._is_plain, self._delayed = model.descent.is_plain, Delayed(model.trainable)
-        self._staleness = self._batches = 0  # of this step's gradients, in all; and of how many batches
         self._late = float(state or 0.0)  # its mean, over many steps: a lead that jumps is worse than none
 
     def merge(self, merge: Merge, update: U) -> None:
@@ -96,29 +121,38 @@ class MeanFold(Generic[U]):
             sum(self._schedule.sizes(step, first, end)) / step.samples
             for step, first, end in self._schedule.stretches(*merge.block)
         )
-        self._weight += share
-        self._staleness += merge.staleness * merge.block.size
-        self._batches += merge.block.size
+        side = self._totals if update.weights else self._means
+        self._last = self._last or side
+        side.weight += share
+        side.staleness += merge.staleness * merge.block.size
+        side.batches += merge.block.size
+        side.nodes.add(merge.node)
+        side.said.add(merge.node)
         if merge.discount != 1.0:
             self._model.scale(update, merge.discount)
         part = Part(merge.node, sum(update.weights) or share if update.weights else share)
-        if self._gather.fit(update, part) and self._is_plain:
+        if side.gather.fit(update, part) and self._is_plain:
             rates = self._model.descent.rates
             self._delayed.push(update.trainable, [share / part.weight * rate for rate in rates])
-        self._gather.add(update, part)
+        side.gather.add(update, part)
 
     def make(self, made: Made, steps: int) -> None:
         if not made.is_step:
             return  # it is there already
         self.bring_back()
-        total = self._model.with_debts(self._gather.take())
-        if abs(self._weight - 1.0) > TINY:
-            self._model.scale(total, 1 / self._weight)
-            total.weights = [weight / self._weight for weight in total.weights]
-        self._model.by_counts(total, self._batches)
-        self._weight = 0.0
-        self._late += (1 - LATE_MEMORY) * (self._staleness / self._batches - self._late)
-        self._staleness = self._batches = 0
+        side = self._last = self._chosen()
+        total = self._model.with_debts(side.gather.take())
+        if abs(side.weight - 1.0) > TINY:
+            self._model.scale(total, 1 / side.weight)
+            total.weights = [weight / side.weight for weight in total.weights]
+        counts = any(total.weights)
+        if self._has_counted and not counts and total.weights:
+            torch._foreach_zero_(total.trainable)  # nothing to learn, in this step: that is not the job's fault
+            total.weights = []
+        self._has_counted |= counts
+        self._model.by_counts(total, side.batches)
+        self._late += (1 - LATE_MEMORY) * (side.staleness / side.batches - self._late)
+        side.begin()
         if self._is_plain or not self._late:
             self._model.descend(total, steps)
         else:
@@ -127,10 +161,27 @@ class MeanFold(Generic[U]):
             self._delayed.lead(before, LEAD * self._late)
         self._model.release(total)
 
+    def _chosen(self) -> Side[U]:
+        """The side that makes this step; what is on the other one is given back."""
+        means, totals = self._means, self._totals
+        if not (means.batches and totals.batches):
+            return means if means.batches else totals
+        if means.said == totals.said:
+            raise TrainingFailed(MIXED)
+        chosen, other = sorted((means, totals), key=lambda it: (len(it.nodes), it is self._last), reverse=True)
+        if not self._has_told:
+            self._has_told = True
+            words = "means, others' are totals" if chosen is means else "totals (wide.total), others' are means"
+            log.warning("most nodes' losses are %s: %d batches were left out of a step", words, other.batches)
+        other.gather.void()
+        other.begin()
+        return chosen
+
     def void(self) -> None:
         self._delayed.restore()
-        self._gather.void()
-        self._weight, self._staleness, self._batches = 0.0, 0, 0
+        for side in (self._means, self._totals):
+            side.gather.void()
+            side.begin()
 
     def bring_back(self) -> None:
         """Nodes may be ahead of them."""

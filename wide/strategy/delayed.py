@@ -30,7 +30,7 @@ class Delayed:
         if not self._anchor:
             self._anchor = [weight.clone() for weight in self._weights]
         for weight, gradient, rate in zip(self._weights, gradients, rates, strict=True):
-            weight.sub_(gradient, alpha=rate)
+            weight.sub_(gradient, alpha=min(rate, torch.finfo(weight.dtype).max))  # more is an exception
 
     @torch.no_grad()
     def lead(self, before: Sequence[torch.Tensor], steps: float) -> None:

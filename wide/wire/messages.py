@@ -32,6 +32,7 @@ OLDEST = 9  # that is understood: one before PROTOCOL; but 8 said its token in c
 BEAT_S = 1.0  # whoever has said nothing else for so long says Alive
 MOST_S = 1e9  # thirty years; sums of them stay finite
 MOST_LOSS = 1e100  # and so do sums of these
+LEAST_WEIGHT = 1e-30  # that is more than 0: by less nothing can be divided
 
 # What a number must be is checked where a message is read, before anybody can count on it. A NaN is never in range.
 Stored = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  # SQLite holds no more

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TypeVar
+
+T = TypeVar("T")
+
 NAME_CHARS, LINE_CHARS, DETAILS_CHARS = 64, 1000, 64 * 1024
 
 
 def name(text: str) -> str:
     return line(text[:NAME_CHARS]) or "unnamed"
+
+
+def names(said: Mapping[str, T]) -> dict[str, T]:
+    return {name(key): value for key, value in said.items()}
 
 
 def line(text: str) -> str:
