@@ -118,7 +118,17 @@ def callbacks(trainer: Any) -> tuple[Any, list[str]]:
             stopping = callback
         elif not is_known and kind.__name__ not in OURS:
             others.append(kind.__name__)
+            if any("should_training_stop" in _names_in(method) for method in vars(kind).values()):
+                raise UsageError(
+                    f"wide.hf.job: callback {kind.__name__} ends training, and callbacks are not called in a pool: use "
+                    "EarlyStoppingCallback, or give wide.run(steps=…)"
+                )
     return stopping, others
+
+
+def _names_in(method: Any) -> tuple[str, ...]:
+    code = getattr(method, "__code__", None)
+    return code.co_names if code is not None else ()
 
 
 def tell(trainer: Any, others: list[str]) -> None:

@@ -4,12 +4,12 @@ line each. Knows Lightning's names, by which its classes are found; imports noth
 
 from __future__ import annotations
 
+import dis
 import importlib.util
 import inspect
 import sys
 import types
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 from wide.errors import UsageError
@@ -53,7 +53,10 @@ LOOKING = (  # hooks that are not called either; mostly they look, print or log
     "teardown",
 )
 TRANSFER = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
-DOES_MORE = {"freeze", "unfreeze", "requires_grad", "requires_grad_", "param_groups", "optimizers", "load_state_dict"}
+DOES_MORE = {
+    *("freeze", "unfreeze", "requires_grad", "requires_grad_", "param_groups", "optimizers", "load_state_dict"),
+    *("data", "mul_", "add_", "copy_", "fill_", "zero_"),
+}
 
 
 def class_of(thing: Any, name: str) -> type | None:
@@ -129,23 +132,47 @@ def check_fields(fields: dict[str, Any]) -> None:
 def _warn_of_the_rest(module: Any, base: type) -> None:
     kind = type(module).__name__
     names = [name for name in LOOKING if overrides(module, base, name)]
+    read = set(_names(module, "training_step"))
     for name in names:
-        code = getattr(inspect.unwrap(getattr(module, name)), "__code__", None)
-        if code is not None and (does := DOES_MORE.intersection(_names(code))):
+        if does := DOES_MORE.intersection(_names(module, name)):
             raise UsageError(
                 f"{kind}.{name}() would not be called, and it has {min(does)} in it, which changes what is trained: "
                 "put it into training_step (by self.current_epoch), or give wide.lightning.job(after_step=…)"
             )
     if names:
         said = ", ".join(f"{name}()" for name in names)
-        warnings.warn(f"wide.lightning: a pool does not call {kind}'s {said}", UserWarning, stacklevel=4)
+        missed = sorted({f"self.{name}" for hook in names for name in _set_by(module, hook) if name in read})
+        what = f", so that {', '.join(missed)} in training_step stays as it is" if missed else ""
+        warnings.warn(f"wide.lightning: a pool does not call {kind}'s {said}{what}", UserWarning, stacklevel=4)
 
 
-def _names(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _names(constant)
+def _names(module: Any, method: str) -> set[str]:
+    """What the code of this method names, and that of the module's own methods which it calls."""
+    return {name for code in _codes(module, method) for name in code.co_names}
+
+
+def _set_by(module: Any, method: str) -> set[str]:
+    codes = _codes(module, method)
+    return {it.argval for code in codes for it in dis.get_instructions(code) if it.opname == "STORE_ATTR"}
+
+
+def _codes(module: Any, method: str) -> list[types.CodeType]:
+    found: dict[types.CodeType, None] = {}
+    unread: list[Any] = [inspect.unwrap(getattr(module, method))]
+    while unread:
+        it = unread.pop()
+        code = it if isinstance(it, types.CodeType) else getattr(it, "__code__", None)
+        if code is None or code in found:
+            continue
+        found[code] = None
+        unread += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+        own = (vars(kind).get(name) for name in code.co_names for kind in type(module).__mro__ if not _is_theirs(kind))
+        unread += [inspect.unwrap(each) for each in own if inspect.isfunction(each)]
+    return list(found)
+
+
+def _is_theirs(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] in (*ROOTS, "torch", "builtins")
 
 
 def _check_version(base: type) -> None:
