@@ -27,6 +27,7 @@ NAMES = (
         "recipes",
         "engines",
         "liars",
+        "loops",
         "everything",
         "sim",
         "chaos",
