@@ -1,4 +1,4 @@
-"""Digits, trained by a loss (`plain`) and by a loop of the script itself (`job`): the same bits, so only time differs."""
+"""Digits, trained by a loss (`plain`) and by a loop of the script (`job`): the same bits, so only time differs."""
 
 from __future__ import annotations
 
