@@ -18,7 +18,7 @@ def lease(node: int, number: int = 1, granted_at: float = 0.0) -> Lease:
 
 
 def merged(audits: Audits, node: int, digest: int, others: set[int], now: float = 0.0, doubt: str = "") -> bool:
-    return audits.take(lease(node, granted_at=now), BLOCK, digest, doubt, others, now)
+    return audits.take(lease(node, granted_at=now), BLOCK, digest, doubt, lambda: others | {node}, now)
 
 
 def says(audits: Audits, node: int, digest: int, members: set[int], now: float = 0.0):

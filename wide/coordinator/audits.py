@@ -106,15 +106,28 @@ class Audits:
         self.merged.clear()
         self._open.clear()
 
-    def take(self, lease: Lease, block: Block, digest: int, doubt: str, others: AbstractSet[int], now: float) -> bool:
-        """The answer to this lease was merged, at least for that block. Should one of the others compute it, too?"""
+    def take(
+        self,
+        lease: Lease,
+        block: Block,
+        digest: int,
+        doubt: str,
+        present: Callable[[], AbstractSet[int]],
+        now: float,
+    ) -> bool:
+        """The answer to this lease was merged, at least for that block. Should another one of those who are present
+        compute it, too? Asked for every update, so what is usual is answered first.
+        """
         node = lease.node
         self.merged.append((node, block))
+        is_due = bool(doubt) or self._is_due(node, now - lease.granted_at, now)
+        if not is_due and not (self.share > 0 and self._chance() < self.share):
+            return False
+        others = present() - {node}
         if node in self._differed:
-            others = others - self._differed  # what they would say is known, and decides nothing
+            others -= self._differed  # what they would say is known, and decides nothing
         if not others:
             self.verified.setdefault(node, now)  # all that is trained is its work: whoever comes is measured by it
-        if not others or not (doubt or self._is_due(node, now - lease.granted_at, now) or self._chance() < self.share):
             return False
         self._open[block] = Audit(block, [Opinion(node, digest)])
         return True

@@ -95,7 +95,7 @@ class Canaries:
 
     def merged(self, node: int, block: Block) -> int:
         """Nothing was odd there, or it is believed. Who is in quarantine because of that; 0: nobody."""
-        if self._doubted.isdisjoint(range(*block)):
+        if not self._doubted or self._doubted.isdisjoint(range(*block)):
             return 0
         self._doubted.difference_update(range(*block))
         if self._doubted or self._suspect in (0, node):

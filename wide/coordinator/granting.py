@@ -198,9 +198,9 @@ class Granting:
 
     def _is_barred(self, member: Member) -> bool:
         """Others have to decide about it first."""
-        is_held = self._audits is not None and member.node in self._audits.held
-        canaries = self._canaries
-        return is_held or (canaries is not None and canaries.has_to_wait(member.node, lambda: self._roster.present))
+        if self._audits is not None and member.node in self._audits.held:
+            return True
+        return self._canaries is not None and self._canaries.has_to_wait(member.node, self._roster.present_now)
 
     def _lease(self, member: Member, cut: Cut, age: int, now: float) -> Lease:
         self._granted += 1

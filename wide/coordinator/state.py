@@ -299,8 +299,7 @@ class Pool:
         """Is what was just merged to be computed by somebody else, too? Where results are exact, that can be told."""
         if self.audits is None or not self._is_exact:
             return False
-        others = self.roster.present - {lease.node}
-        return self.audits.take(lease, block, event.digest, event.doubt, others, now)
+        return self.audits.take(lease, block, event.digest, event.doubt, self.roster.present_now, now)
 
     def _doubted(self, member: Member, lease: Lease, block: Block, doubt: str, now: float) -> list[Action]:
         """An update that is unlike others'. Where bits can tell, somebody else computes it, too, before it counts;
