@@ -45,7 +45,6 @@ class Batches:
         self._owed = False  # the loss of the batch at hand
         self._logged: dict[str, float] = {}
         self._watch: Reached | None = None  # over the first loss
-        self._was_watched = False
         self._served: Served
         self._coming: Handed | None = None
         self._modes: list[bool] = []
@@ -64,6 +63,7 @@ class Batches:
         self._served.start()
         self._wait()  # the model is as the pool has it
         self._modes = [module.training for module in self._model.modules()]
+        self._watch = Reached(self._model)
         return self
 
     def __iter__(self) -> Iterator[Any]:
@@ -72,8 +72,6 @@ class Batches:
     def __next__(self) -> Any:
         if self._owed:
             raise UsageError(f"a batch of the pool was left without {BACKWARD}: every one needs it, once")
-        if self._coming is None and self._over is None:
-            self._wait()
         if self._over is not None:
             if self._over.error is not None:
                 raise self._over.error from None
@@ -101,8 +99,6 @@ class Batches:
         if not self._owed:
             raise UsageError(f"{BACKWARD} was called without a batch that waits for it: once for each is enough")
         said = understood(loss)
-        if self._watch is None and not self._was_watched:
-            self._watch, self._was_watched = Reached(self._model), True
         self._owed = False
         leave()
         value = said.loss if said.over is None else total(said.loss, said.over)
