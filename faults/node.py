@@ -5,6 +5,7 @@ its computing is a formula, and its time the world's.
 from __future__ import annotations
 
 import contextlib
+import math
 import socket
 from collections import deque
 from typing import TYPE_CHECKING
@@ -154,6 +155,7 @@ class Node:
         if self.lies and world.other_chance.random() < self.lies:
             world.judge.wrong.add((self.number, work.lease))
             flat.sums[0][0] += 1.0 + world.other_chance.random()
+        norm = flat.norm()
         update = say.Update(
             lease=work.lease,
             losses=[loss_of(place) for place in places],
@@ -165,7 +167,8 @@ class Node:
             codec=work.reply_codec,
             received_nbytes=2**63 - 1 if lies else package.received_nbytes,
             received_s=5e-324 if lies else line.received_s,
-            is_finite=flat.is_finite(),
+            is_finite=math.isfinite(norm),
+            norm=norm if math.isfinite(norm) else 0.0,
         )
         for _ in range(2 if not world.is_kind and world.chance.random() < 0.1 else 1):  # some say it twice
             line.send_update(update, flat, work.update_at)
@@ -208,7 +211,7 @@ class Line:
         self.payloads = Payloads(self.shelf, Encoders(threads=0))
         self.inbox: Inbox | None = None
         self.beside: Beside | None = None
-        torn = world.chance.choice((1 << 30, 1 << 30, 9000))
+        torn = self._torn((1 << 30, 1 << 30, 9000))
         self._mine, self._theirs = MemoryStream(torn), MemoryStream(torn)
         self._connection = Connection(self._mine, self._place_for_probe)
         self._connection.reader.allow(self._place_for_probe, HEADER_LIMIT, PAYLOAD_LIMIT)
@@ -220,6 +223,13 @@ class Line:
         self._mine.carry, self._theirs.carry = self._carry_up, self._carry_down
         self._mine.on_close, self._theirs.on_close = self._ended_here, self._ended_there
         self._mine.on_input = self._wake
+
+    def _torn(self, sizes: tuple[int, ...]) -> int:
+        """How many bytes arrive at once. Beside the coordinator all do: frames that say where its memory is have other
+        lengths in every process, and a seed must play the same schedule in all of them.
+        """
+        size = self._world.chance.choice(sizes)
+        return size if not self.node.is_beside else max(sizes)
 
     def begin(self) -> None:
         self._world.call(self._theirs, self.node.is_beside)
@@ -368,7 +378,7 @@ class Line:
         weights = self.shelf.weights.fingerprint() if begins_alike else ""
         proof = self.beside.proof if self.beside is not None else ""
         self.tell(say.Ready(world.tensors, samples, weights=weights, memory=proof))
-        self._mine.most_nbytes = self._theirs.most_nbytes = world.chance.choice((1 << 30, 1 << 30, 90))  # torn frames
+        self._mine.most_nbytes = self._theirs.most_nbytes = self._torn((1 << 30, 1 << 30, 90))
         self._beat()
 
     def _beat(self) -> None:

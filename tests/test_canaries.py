@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from tests.jobs import make, mlp
-from wide.coordinator.canaries import AGAIN_S, MOST_STRIKES, Canaries
+from wide.coordinator.canaries import AGAIN_S, MOST_PAIRS, MOST_STRIKES, Canaries
 from wide.coordinator.leases import Lease
 from wide.job.here import Here
 from wide.job.samples import Samples
@@ -183,6 +183,27 @@ def test_an_answer_of_a_pair_that_is_no_more_says_nothing():
     them.left(2)
     assert them.answered(pair.number, 1, None, members, 0.0) is None
     assert not them.is_open(pair.number)
+
+
+def test_who_has_answered_waits_for_the_other_one_and_not_for_ever():
+    them = canaries()
+    pair = them.begin(1, 2)
+    lease = Lease(1, 2, BLOCK, 0, 0, 0.0, 0, is_check=True)
+    pair.out.append(lease)
+    assert them.awaits(1, lambda it: False)
+    assert not them.awaits(1, lambda it: it is lease)
+    assert not them.awaits(3, lambda it: False)
+
+
+def test_there_are_so_many_pairs_and_no_more_but_for_one_that_may_never_answer():
+    them = canaries()
+    pairs = [them.begin(2 * i + 1, 2 * i + 2) for i in range(MOST_PAIRS)]
+    leases = [Lease(i, pair.nodes[0], BLOCK, 0, 0, 0.0, 0, is_check=True) for i, pair in enumerate(pairs)]
+    for pair, lease in zip(pairs, leases, strict=True):
+        pair.out.append(lease)
+    assert not them.has_room(lambda it: False)
+    assert them.has_room(lambda it: it is leases[2])
+    assert [them.is_open(pair.number) for pair in pairs] == [True, True, False, True]
 
 
 def test_a_gradient_that_is_compared_follows_from_the_pools_weights_and_not_from_own_steps():

@@ -1,5 +1,5 @@
-"""One node that is right, and another one that lies or never answers: the pool's decisions, on a clock that only moves
-when told. A pool of two never stands still because of one of them.
+"""Nodes that are right, and others that lie or never answer: the pool's decisions, on a clock that only moves when
+told. A pool of two never stands still because of one of them, nor one of many that all come at once.
 """
 
 from __future__ import annotations
@@ -33,12 +33,13 @@ class Told:
         parts = Audits(audit, one_in_many), Canaries(is_lossless=True)
         self.pool = Pool(schedule, None, 1e9, True, strategy, audits=parts[0], canaries=parts[1])
         self.liars, self.hung, self.now = set(liars), set(hung), 0.0
+        self.takes_s = {}  # by node, if it is not a tick
         self.out, self.versions, self.said, self._first = [], [], Counter(), {}
 
     def hear(self, event):
         for action in self.pool.handle(event, self.now):
             if isinstance(action, GrantLease):
-                self.out.append(action)
+                self.out.append((action, self.now))
             elif isinstance(action, MakeVersion):
                 self.versions.append(self.now)
             elif isinstance(action, TellOf | NameNode):
@@ -54,11 +55,14 @@ class Told:
         while self.now < until:
             self.now += TICK_S
             self.hear(Ticked())
-            todo = [grant for grant in self.out if grant.node not in self.hung and grant.version <= self.pool.version]
-            for grant in todo:
-                self.out.remove(grant)
+            for grant, granted_at in [out for out in self.out if self._is_done(*out)]:
+                self.out.remove((grant, granted_at))
                 self.answer(grant)
         return len(self.versions) - before
+
+    def _is_done(self, grant, granted_at):
+        is_time = self.now - granted_at >= self.takes_s.get(grant.node, 0.0)
+        return is_time and grant.node not in self.hung and grant.version <= self.pool.version
 
     def answer(self, grant):
         digest, distance = 7 + (grant.node in self.liars), None
@@ -136,3 +140,14 @@ def test_a_third_that_never_answers_cannot_keep_two_from_being_asked_again():
     told.join(OTHER, THIRD)
     assert told.run(10 * AGAIN_S) > 5 * AGAIN_S
     assert told.said["held", OTHER] == 1
+
+
+@pytest.mark.parametrize("strategy", ["async", "local"])
+@pytest.mark.parametrize("hung", [set(), {3, 4, 5, 11, 17, 18, 30}])
+def test_many_who_come_at_once_all_get_work(strategy, hung):
+    told = Told(strategy, hung=hung)
+    told.takes_s = {node: 2.0 + 7 * node % 10 for node in range(1, 41)}
+    told.join(*told.takes_s)
+    told.run(12 * GREEN_S)
+    assert told.pool.canaries.verified.keys() >= told.takes_s.keys() - hung
+    assert told.run(60) > 0

@@ -5,6 +5,7 @@ More of it: `python -m benchmarks sim`.
 
 from __future__ import annotations
 
+import os
 import random
 from dataclasses import replace
 
@@ -76,3 +77,16 @@ def test_a_failing_seed_plays_the_same_schedule_again():
     assert logs[0] == logs[1]
     assert problems[0] == problems[1]
     assert f"seed {seed}" in problems[0]
+
+
+def test_a_seed_plays_the_same_schedule_in_every_process():
+    logs = [[], []]
+    World(15, 12, logs[0], of_its_kind=with_a_spike).run()
+    others = [os.dup(0) for _ in range(300)]  # so shared memory has other, longer names
+    try:
+        World(15, 12, logs[1], of_its_kind=with_a_spike).run()
+    finally:
+        for file in others:
+            os.close(file)
+    assert len(logs[0]) > 50
+    assert logs[0] == logs[1]

@@ -145,13 +145,21 @@ class Canaries:
         have_met = other in self._differed.get(node, ()) or node in self._differed.get(other, ())
         return node != other and not have_met
 
+    def awaits(self, node: int, is_lost: Callable[[Lease], bool]) -> bool:
+        """Has it done its part of a pair, and may the other one still do its own? `is_lost`: it may never come."""
+        return any(node in pair.nodes and not any(map(is_lost, pair.out)) for pair in self._open.values())
+
+    def has_room(self, is_lost: Callable[[Lease], bool]) -> bool:
+        """For one more pair. One whose answers may never come is given up for it."""
+        if len(self._open) < MOST_PAIRS:
+            return True
+        lost = next((pair.number for pair in self._open.values() if any(map(is_lost, pair.out))), 0)
+        return self._open.pop(lost, None) is not None
+
     def begin(self, node: int, other: int) -> Pair:
-        """If too many are at it already, the oldest one is given up: some nodes never answer."""
         self._pairs += 1
         pair, self._helper = Pair(self._pairs, (node, other)), 0
         self._open[pair.number] = pair
-        if len(self._open) > MOST_PAIRS:
-            del self._open[min(self._open)]
         for one in (node, other):
             self._waiting.pop(one, None)
         return pair

@@ -170,11 +170,14 @@ class Granting:
             if not has_to_pass:
                 canaries.hold(node)
             return []
+        is_lost = functools.partial(self._roster.may_be_lost, now=now)
+        if has_to_pass and canaries.awaits(node, is_lost):
+            return []
         if has_to_pass:
             canaries.wait(node)
         idle = {m.node for m in self._roster.idle(1)}
         partner = canaries.partner_for(node, idle)
-        if not partner:
+        if not (partner and canaries.has_room(is_lost)):
             return [] if has_to_pass else None
         pair, block = canaries.begin(node, partner), self._canary_block()
         actions: list[Action] = []
