@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from tests.jobs import make, mlp
@@ -45,6 +46,12 @@ def test_a_newcomer_has_to_pass_if_there_is_another_one():
 
 def test_where_bits_tell_nobody_is_compared_like_this():
     them = canaries("sync")
+    assert not them.has_to_pass(1, {1, 2}, 0.1, 0.0)
+
+
+@pytest.mark.parametrize("strategy", ["async", "local"])
+def test_nor_where_what_nodes_have_was_rounded_on_its_way(strategy):
+    them = canaries(strategy, is_lossless=False)
     assert not them.has_to_pass(1, {1, 2}, 0.1, 0.0)
 
 

@@ -59,10 +59,10 @@ class Canaries:
         self._suspect = 0  # whose that was; 0: nobody is to blame, for others have found the like
 
     def follow(self, strategy: Strategy) -> None:
-        """It begins, and everybody has to pass its checks. Gradients that were rounded on their way, and carry what was
-        left out before, cannot be compared; deltas can be, since the gradients asked for are no deltas.
+        """It begins, and everybody has to pass its checks. Where weights are rounded on their way, who has been there
+        for long has others than a newcomer, and no two gradients can be compared.
         """
-        self.is_active = not strategy.needs_whole_steps and (self._is_lossless or strategy.update_role == "delta")
+        self.is_active = not strategy.needs_whole_steps and self._is_lossless
         self.verified.clear()
         self.quarantined.clear()
         self._waiting.clear()
@@ -121,7 +121,7 @@ class Canaries:
         if node not in self.verified:
             return len(members) > 1
         is_due = now - self.verified[node] > max(AGAIN_S, AGAIN_COST * batch_s)
-        return self._is_lossless and is_due and bool(self._others(node, members))
+        return is_due and bool(self._others(node, members))
 
     def wait(self, node: int) -> None:
         self._waiting[node] = None
