@@ -34,7 +34,7 @@ MOST_WATCHED_S = 600.0
 LOOK_S = 0.1
 GRACE_S = 5.0
 LIAR = "liar"
-SERIOUS = ("named", "quarantined")  # events that are about somebody
+SERIOUS = ("named", "quarantined", "faulty")  # events that are about somebody
 HARMLESS = ("late", "duplicate")
 DECISIONS = (*SERIOUS, "doubted", "cleared")
 
@@ -59,7 +59,7 @@ class Outcome:
     def known_as(self) -> str:
         """How far the pool got with its liar; empty: not at all."""
         about = self.told.get(LIAR, [])
-        return next((kind for kind in DECISIONS[:3] if kind in about), "rejected" if self.rejects else "")
+        return next((kind for kind in DECISIONS[:-1] if kind in about), "rejected" if self.rejects else "")
 
     @property
     def is_found(self) -> bool:
@@ -67,7 +67,7 @@ class Outcome:
 
     @property
     def wronged(self) -> list[str]:
-        """Honest nodes that were quarantined or named."""
+        """Honest nodes that were quarantined or named, or that failed where others did not."""
         return [name for name, kinds in self.told.items() if name != LIAR and not set(SERIOUS).isdisjoint(kinds)]
 
 
@@ -147,7 +147,7 @@ class Pool:
         self._process.terminate()
 
     def _is_found(self) -> bool:
-        query = "SELECT 1 FROM events JOIN nodes USING (node) WHERE name = ? AND kind IN (?, ?)"
+        query = "SELECT 1 FROM events JOIN nodes USING (node) WHERE name = ? AND kind IN (?, ?, ?)"
         with contextlib.suppress(sqlite3.Error), self._database() as db:
             return db.execute(query, (LIAR, *SERIOUS)).fetchone() is not None
         return False

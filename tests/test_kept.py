@@ -127,9 +127,11 @@ def test_a_child_ends_with_whoever_keeps_it():
     with subprocess.Popen(
         [sys.executable, "-c", KEEPER], stdout=subprocess.PIPE, env=environment(), text=True
     ) as keeper:
-        child = psutil.Process(int(keeper.stdout.readline()))
-        assert until(lambda: "sleep(600)" in child.cmdline()[-1] and len(child.cmdline()) == 3)
-        keeper.kill()
+        try:
+            child = psutil.Process(int(keeper.stdout.readline()))
+            assert until(lambda: child.cmdline()[1:] == ["-c", "import time; time.sleep(600)"])  # for a moment it is []
+        finally:
+            keeper.kill()
     assert until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, 20)
 
 

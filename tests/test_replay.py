@@ -14,7 +14,7 @@ from tests.processes import wide
 from tests.test_run import SLOW_LOSS, a_job
 from wide.cli.main import main
 from wide.errors import UsageError
-from wide.launch.keys import DIGESTS, WITH_LOGGED
+from wide.launch.keys import DIGESTS
 from wide.launch.past import Row
 from wide.launch.replay import blame, kind_of, replay
 
@@ -314,27 +314,6 @@ def test_a_lost_key_makes_its_digests_worthless_and_they_are_forgotten(tmp_path)
     assert found.follows
     assert found.from_step == 3
     assert (run / DIGESTS).stat().st_mode & 0o777 == 0o600
-
-
-def as_an_older_version_wrote_it(run):
-    """Its key, and no digest that has what losses log."""
-    (run / DIGESTS).write_text((run / DIGESTS).read_text().removeprefix(WITH_LOGGED))
-
-
-def test_digests_of_an_older_version_hold_where_training_goes_by_no_metric(run):
-    as_an_older_version_wrote_it(run)
-    assert blame(run).follows
-
-
-def test_digests_without_the_metrics_that_training_goes_by_are_not_compared_but_begin_anew(tmp_path, capsys):
-    job = ODD["early stopping by what the loss logs"]
-    run = trained(tmp_path, *job, steps=(3,))
-    as_an_older_version_wrote_it(run)
-    assert main(["blame", str(run)]) == 2
-    assert "digests left out what losses log" in capsys.readouterr().err
-    trained(tmp_path, *job, steps=(6,))
-    found = blame(run)
-    assert (found.follows, found.from_step) == (True, 3)
 
 
 @pytest.mark.processes

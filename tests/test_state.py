@@ -18,6 +18,7 @@ from wide.coordinator.events import (
     SaveCheckpoint,
     StopRequested,
     StrategyChosen,
+    TellOf,
     Ticked,
     UpdateArrived,
     WorkFailed,
@@ -279,6 +280,19 @@ def test_a_failure_on_one_machine_is_tried_on_another():
     actions = pool.handle(WorkFailed(1, one.lease, 0, "out of memory"), 1.0)
     assert kinds(actions) == [RejectUpdate, DropNode]
     assert pool.members.keys() == {2}
+
+
+def test_who_has_failed_where_another_one_does_not_is_told_of():
+    pool = a_pool()
+    one, _two = join(pool, 1, 2)
+    assert one.block == Block(0, 1)
+    pool.handle(WorkFailed(1, one.lease, 0, "not finite"), 1.0)
+    done, told = [], []
+    while Block(0, 1) not in done:
+        (lease,) = pool.members[2].leases.values()
+        done.append(lease.block)
+        told += [it for it in pool.handle(UpdateArrived(2, lease.number), 2.0) if isinstance(it, TellOf)]
+    assert told == [TellOf(1, "faulty", "step 0, batch 0: it failed there, and node 2 did not")]
 
 
 def test_a_failure_on_two_machines_is_the_jobs_own():

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from wide.codec.layout import Flat
 from wide.wire import words
 
-KEY_NBYTES = 16
+KEY_NBYTES = MAC_NBYTES = 16
 MOST_NBYTES = 1 << 30  # that the library takes at once is twice that
 NONCE = bytes(12)  # always the same: nodes never see a digest, so there is nothing to be learned from two of them
 
@@ -28,12 +28,13 @@ class Digest:
         self._mac, self._goes_by = AESGCM(key).encrypt, goes_by
 
     def of(self, flat: Flat, losses: Sequence[float]) -> int:
-        data = flat.bytes
-        tags = [self._mac(NONCE, b"", data[at : at + MOST_NBYTES]) for at in range(0, len(data), MOST_NBYTES)]
-        said = struct.pack(f"<{len(losses) + len(flat.weights)}d", *losses, *flat.weights)
         touched = flat.touched.to_bytes(len(flat.trainable) // 8 + 1, "little")
-        logged = self._logged(flat) if flat.logged else b""
-        whole = self._mac(NONCE, b"", b"".join((*tags, touched, said, logged)))
+        said = struct.pack(f"<{len(losses) + len(flat.weights)}d", *losses, *flat.weights)
+        whole, data = touched + said, flat.bytes
+        if flat.logged:
+            whole += self._logged(flat)
+        for at in range(0, len(data), MOST_NBYTES):
+            whole = self._mac(NONCE, whole, data[at : at + MOST_NBYTES])[-MAC_NBYTES:]
         return int.from_bytes(whole[:8], "little", signed=True)  # as SQLite has numbers
 
     def _logged(self, flat: Flat) -> bytes:

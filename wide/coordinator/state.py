@@ -246,11 +246,13 @@ class Pool:
         self.deadly.survived(block)
         suspect = self.canaries.merged(event.node, block) if self.canaries is not None else 0
         told = self._quarantine(suspect) if suspect else []
+        if self._failed:
+            told = [*told, *self._failed_alone(event.node, block)]
         self._granting.is_careful = self.deadly.is_suspicious
         granted = lease.granted_at, lease.group
         merge = MergeUpdate(event.node, lease.number, block, self.version + 1, discount, staleness, *granted)
         if self._is_audited(lease, block, event, now):
-            return [merge, *(self._settle(now, closed) or self._grant_all(now))]
+            return [merge, *told, *(self._settle(now, closed) or self._grant_all(now))]
         return [merge, *told, *(self._settle(now, closed) or self._grant(member, now))]
 
     def _refuse(self, member: Member, lease: Lease, reason: str, why: str, now: float) -> list[Action]:
@@ -287,6 +289,16 @@ class Pool:
             return [reject, *self._end(now, "failed", where, details)]
         self._failed[position] = member.node
         return [reject, *self._drop(member, problem, now)]
+
+    def _failed_alone(self, node: int, block: Block) -> list[Action]:
+        """Another one had no trouble there: so it was not the job."""
+        faulty = {at: who for at, who in self._failed.items() if block.first <= at < block.end and who != node}
+        for at in faulty:
+            del self._failed[at]
+        return [
+            TellOf(who, "faulty", f"{self._where(Block(at, at + 1))}: it failed there, and node {node} did not")
+            for at, who in faulty.items()
+        ]
 
     @property
     def _is_exact(self) -> bool:

@@ -21,7 +21,6 @@ from wide.wire.proof import ROOT_NBYTES
 
 CERTIFICATE, KEY, ROOT = "certificate.pem", "key.pem", "secret"
 DIGESTS, DIGESTS_NBYTES = "digests.key", 16  # whoever knew it could make a wrong update with the right digest
-WITH_LOGGED = "2:"  # the digests made with it have what losses log, too, where the job goes by it
 VALID_DAYS = 3650  # nobody checks it but browsers: nodes know the certificate itself
 
 
@@ -75,17 +74,14 @@ def root_of(folder: Path) -> bytes:
         raise UsageError(f"{folder} has no pool's secret: only the runs of `wide serve` can be joined") from None
 
 
-def digests_key(folder: Path, is_judged: bool) -> bytes | None:
-    """With which the run in that folder makes digests of updates; None, if it has made none yet, or if those of a job
-    that `is_judged` are an older version's.
-    """
+def digests_key(folder: Path) -> bytes | None:
+    """With which the run in that folder makes digests of updates; None, if it has made none yet."""
     path = folder / DIGESTS
     try:
-        text = path.read_text()
-        key = bytes.fromhex(text.removeprefix(WITH_LOGGED))
+        key = bytes.fromhex(path.read_text())
         if len(key) != DIGESTS_NBYTES:
             raise ValueError("it has another length")
-        return key if text.startswith(WITH_LOGGED) or not is_judged else None
+        return key
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
@@ -95,7 +91,7 @@ def digests_key(folder: Path, is_judged: bool) -> bytes | None:
 def new_digests_key(folder: Path) -> bytes:
     key = secrets.token_bytes(DIGESTS_NBYTES)
     try:
-        write_secret(folder / DIGESTS, f"{WITH_LOGGED}{key.hex()}\n")
+        write_secret(folder / DIGESTS, key.hex() + "\n")
     except OSError as error:
         raise UsageError(f"{folder / DIGESTS} cannot be written ({error.strerror})") from None
     return key

@@ -58,15 +58,9 @@ class Past:
 
     # ── what can be compared ─────────────────────────────────────────────────────────────────────────────────────
 
-    def key(self, is_judged: bool) -> bytes:
+    def key(self) -> bytes:
         """With which its digests were made."""
-        key = digests_key(self.folder, is_judged)
-        if key is None and (self.folder / DIGESTS).exists():
-            raise UsageError(
-                f"{self.folder} was trained by an older version of wide, whose digests left out what losses log, and "
-                "training goes by that: there is nothing to compare with"
-            )
-        if key is None:
+        if (key := digests_key(self.folder)) is None:
             raise UsageError(f"{self.folder} has no {DIGESTS}: there is nothing to compare with")
         return key
 

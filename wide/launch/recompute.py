@@ -109,7 +109,7 @@ class Recompute:
     def __init__(self, job: Job, past: Past, saved: Checkpoint | None, checks: bool = True) -> None:
         self._job, self._past, self._options = job, past, past.options(float("inf"))
         self._seed = past.seed if past.seed is not None else job.seed
-        self._digest = Digest(past.key(job.is_judged), job.goes_by)
+        self._digest = Digest(past.key(), job.goes_by)
         self._device = pick_device(self._options.device)
         self._samples = Samples(job, self._seed)
         self._schedule = self._scheduled()

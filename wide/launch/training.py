@@ -298,9 +298,8 @@ class Training:
         ), samples
 
     def _digest(self, db: RunDb) -> Digest:
-        """With one key, whoever coordinates this run. Where it is lost, or made less, that is of no use."""
-        key = digests_key(self.dir, self.job.is_judged)
-        if key is None:
+        """With one key, whoever coordinates this run. Where it is lost, older digests are of no use."""
+        if (key := digests_key(self.dir)) is None:
             key = new_digests_key(self.dir)
             db.forget_digests()
         return Digest(key, self.job.goes_by)
