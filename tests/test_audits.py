@@ -18,7 +18,8 @@ def lease(node: int, number: int = 1, granted_at: float = 0.0) -> Lease:
 
 
 def merged(audits: Audits, node: int, digest: int, others: set[int], now: float = 0.0, doubt: str = "") -> bool:
-    return audits.take(lease(node, granted_at=now), BLOCK, digest, doubt, lambda: others | {node}, now)
+    is_due = audits.merge(lease(node, granted_at=now), BLOCK, doubt, now)
+    return is_due and audits.begin(node, BLOCK, digest, others | {node}, now)
 
 
 def says(audits: Audits, node: int, digest: int, members: set[int], now: float = 0.0):
@@ -34,7 +35,7 @@ def test_a_node_that_is_new_is_checked_and_then_only_by_chance():
     assert merged(audits, 1, RIGHT, {2})
     assert says(audits, 2, RIGHT, {1, 2}).confirmed == (1, 2)
     assert audits.verified.keys() == {1, 2}
-    assert not audits.is_open
+    assert not audits.open
     assert not merged(audits, 1, RIGHT, {2})
     assert not merged(audits, 2, RIGHT, {1})
     assert merged(audits, 1, RIGHT, {2}, now=10 * AGAIN_S), "after a while it is checked again"
@@ -52,7 +53,7 @@ def test_by_chance_or_because_of_a_doubt():
 def test_alone_nobody_can_check_it():
     audits = Audits(1.0, ALWAYS)
     assert not merged(audits, 1, RIGHT, set())
-    assert not audits.is_open
+    assert not audits.open
 
 
 @pytest.mark.parametrize(("first", "second", "third", "wrong"), [(RIGHT, WRONG, RIGHT, 2), (WRONG, RIGHT, RIGHT, 1)])
@@ -60,12 +61,12 @@ def test_a_third_decides(first: int, second: int, third: int, wrong: int):
     audits, members = Audits(0.0, NEVER), {1, 2, 3}
     merged(audits, 1, first, {2, 3})
     assert says(audits, 2, second, members) == (None, frozenset(), frozenset())
-    assert audits.is_open
+    assert audits.open
     assert audits.next_for(1, members, lambda held: False) is None, "there is a third one"
     outcome = says(audits, 3, third, members)
     assert outcome.wrong == {wrong}
     assert (outcome.confirmed is not None) == (wrong == 2)
-    assert not audits.is_open
+    assert not audits.open
 
 
 def test_of_two_who_contradicts_itself_is_wrong():
@@ -120,7 +121,7 @@ def test_who_leaves_in_between_is_not_waited_for():
     audits.left(2)
     assert not audits.answered(asked, WRONG, {1}, 0.0).wrong, "its answer says nothing any more"
     assert [audit.block for audit in audits.given_up({1}, {1})] == [BLOCK]
-    assert not audits.is_open
+    assert not audits.open
 
 
 def test_a_lost_check_is_given_to_somebody_else():

@@ -130,13 +130,13 @@ def test_what_two_nodes_find_odd_is_the_job():
 
 def test_who_is_doubted_waits_for_another_one_who_could_tell():
     them = canaries()
-    assert not them.has_to_wait(1, lambda: {1, 2})
+    assert not them.has_to_wait(1, {1, 2})
     assert them.refuses(1, BLOCK, {1, 2})
-    assert them.has_to_wait(1, lambda: {1, 2})
-    assert not them.has_to_wait(2, lambda: {1, 2})
-    assert not them.has_to_wait(1, lambda: {1}), "there is nobody"
+    assert them.has_to_wait(1, {1, 2})
+    assert not them.has_to_wait(2, {1, 2})
+    assert not them.has_to_wait(1, {1}), "there is nobody"
     them.merged(2, BLOCK)
-    assert not them.has_to_wait(1, lambda: {1, 2})
+    assert not them.has_to_wait(1, {1, 2})
 
 
 def test_a_part_of_what_was_doubted_says_nothing_about_the_rest():
@@ -145,7 +145,7 @@ def test_a_part_of_what_was_doubted_says_nothing_about_the_rest():
         assert not them.quarantined
         assert them.refuses(1, Block(at, at + 4), {1, 2, 3})
         assert not them.merged(2, Block(at, at + 1))
-        assert them.has_to_wait(1, lambda: {1, 2, 3})
+        assert them.has_to_wait(1, {1, 2, 3})
         them.merged(3, Block(at + 1, at + 4))
     assert them.quarantined == {1}
 

@@ -226,7 +226,7 @@ def test_nothing_is_kept_of_what_was_decided():
     gate = Gate().warm(500)
     for _ in range(500):
         gate.see(1e9)
-    assert not gate.keeper._seen
+    assert not gate.keeper._doubted
     assert len(gate.keeper._window) <= WINDOW
     gate.keeper.forget(12_345)
     gate.keeper.merged(12_345)

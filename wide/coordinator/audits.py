@@ -11,7 +11,8 @@ whenever what it sent is unlike what others send (a doubt).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Hashable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -28,7 +29,7 @@ class Opinion(NamedTuple):
     """What a node says that these batches give."""
 
     node: int
-    digest: int
+    digest: Hashable
 
 
 @dataclass(slots=True)
@@ -46,7 +47,7 @@ class Audit:
     @property
     def wrong(self) -> set[int]:
         """Whose answer two others contradict, or who contradicts itself."""
-        said: dict[int, set[int]] = {}
+        said: dict[Hashable, set[int]] = {}
         for node, digest in self.opinions:
             said.setdefault(digest, set()).add(node)
         agreed = max(said.values(), key=len)
@@ -88,12 +89,7 @@ class Audits:
         self._differed: set[int] = set()  # they, and from whom
         self._told: set[frozenset[int]] = set()  # between whom it is known that nobody can tell
         self.merged: list[tuple[int, Block]] = []  # for the version that is being gathered: whose, and what
-        self._open: dict[Block, Audit] = {}
-
-    @property
-    def is_open(self) -> bool:
-        """Has the version to wait?"""
-        return bool(self._open)
+        self.open: dict[Block, Audit] = {}  # the version waits for these
 
     def forget_all(self) -> None:
         """Nobody is verified, and nothing is merged: another strategy begins."""
@@ -104,53 +100,40 @@ class Audits:
     def version_done(self) -> None:
         """It is made, or void."""
         self.merged.clear()
-        self._open.clear()
+        self.open.clear()
 
-    def take(
-        self,
-        lease: Lease,
-        block: Block,
-        digest: int,
-        doubt: str,
-        present: Callable[[], AbstractSet[int]],
-        now: float,
-    ) -> bool:
-        """The answer to this lease was merged, at least for that block. Should another one of those who are present
-        compute it, too? Asked for every update, so what is usual is answered first.
-        """
-        node = lease.node
-        self.merged.append((node, block))
-        is_due = bool(doubt) or self._is_due(node, now - lease.granted_at, now)
-        if not is_due and not (self.share > 0 and self._chance() < self.share):
-            return False
-        others = present() - {node}
+    def merge(self, lease: Lease, block: Block, doubt: str, now: float) -> bool:
+        """The answer to this lease counts, at least for that block. Should another one compute it, too?"""
+        self.merged.append((lease.node, block))
+        ago_s = now - self.verified.get(lease.node, -math.inf)
+        is_due = ago_s > AGAIN_S and ago_s > AGAIN_COST * (now - lease.granted_at)
+        return is_due or bool(doubt) or (self.share > 0 and self._chance() < self.share)
+
+    def begin(self, node: int, block: Block, digest: Hashable, present: AbstractSet[int], now: float) -> bool:
+        """What this node said is to be computed by another one of those who are present. Is there one?"""
+        others = present - {node}
         if node in self._differed:
             others -= self._differed  # what they would say is known, and decides nothing
         if not others:
             self.verified.setdefault(node, now)  # all that is trained is its work: whoever comes is measured by it
             return False
-        self._open[block] = Audit(block, [Opinion(node, digest)])
+        self.open[block] = Audit(block, [Opinion(node, digest)])
         return True
-
-    def _is_due(self, node: int, lease_s: float, now: float) -> bool:
-        """Was it never checked, or not for long?"""
-        checked_at = self.verified.get(node)
-        return checked_at is None or now - checked_at > max(AGAIN_S, AGAIN_COST * lease_s)
 
     def next_for(self, node: int, members: AbstractSet[int], is_lost: Callable[[Lease], bool]) -> Block | None:
         """What this one could compute to decide something; `members` are all who could."""
-        for audit in self._open.values():
+        for audit in self.open.values():
             is_awaited = any(not is_lost(lease) for lease in audit.out.values())
             if not is_awaited and node not in audit.out and audit.may_be_asked(node, members):
                 return audit.block
         return None
 
     def granted(self, lease: Lease) -> None:
-        self._open[lease.block].out[lease.node] = lease
+        self.open[lease.block].out[lease.node] = lease
 
-    def answered(self, lease: Lease, digest: int | None, members: AbstractSet[int], now: float) -> Outcome:
+    def answered(self, lease: Lease, digest: Hashable, members: AbstractSet[int], now: float) -> Outcome:
         """`digest` is None if it did not get to the end; `members` are all, also those who are silent just now."""
-        audit = self._open.get(lease.block)
+        audit = self.open.get(lease.block)
         if audit is None or audit.out.get(lease.node) is not lease:
             return Outcome()
         del audit.out[lease.node]
@@ -164,7 +147,7 @@ class Audits:
         right = audit.nodes - wrong
         if not right or not (wrong or audit.is_agreed):
             return Outcome(undecided=frozenset() if self._can_go_on(audit, members) else frozenset(audit.nodes))
-        del self._open[audit.block]
+        del self.open[audit.block]
         if not right <= self._differed:
             self._release()  # there is a third one now
         self.verified |= dict.fromkeys(right, now)
@@ -200,12 +183,12 @@ class Audits:
         self._differed.discard(node)
         if not self.held:
             self._differed.clear()
-        for audit in self._open.values():
+        for audit in self.open.values():
             audit.out.pop(node, None)
 
     def given_up(self, present: AbstractSet[int], members: AbstractSet[int]) -> Iterator[Audit]:
         """What nobody can decide; it is open no more. For who is silent nobody waits, unless two have differed."""
-        for audit in list(self._open.values()):
+        for audit in list(self.open.values()):
             if not self._can_go_on(audit, members if len(audit.opinions) > 1 else present):
-                del self._open[audit.block]
+                del self.open[audit.block]
                 yield audit

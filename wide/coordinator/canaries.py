@@ -55,8 +55,8 @@ class Canaries:
         self._strikes: Counter[int] = Counter()
         self._passed: set[int] = set()  # who was near another one once
         self._differed: dict[int, set[int]] = {}  # from whom
-        self._doubted: set[int] = set()  # positions for which an update was refused, and no other one merged since
-        self._suspect = 0  # whose that was; 0: nobody is to blame, for others have found the like
+        self.doubted: set[int] = set()  # positions for which an update was refused, and no other one merged since
+        self.suspect = 0  # whose that was; 0: nobody is to blame, for others have found the like
 
     def follow(self, strategy: Strategy) -> None:
         """It begins, and everybody has to pass its checks. Where weights are rounded on their way, who has been there
@@ -66,7 +66,7 @@ class Canaries:
         self.verified.clear()
         self.quarantined.clear()
         self._waiting.clear()
-        self._doubted.clear()
+        self.doubted.clear()
         self._strikes.clear()
         self._differed.clear()
         self._passed.clear()
@@ -82,31 +82,31 @@ class Canaries:
         """Its update for this block was doubted. If another one's was, and nobody has looked at that yet, it is the job
         (a spike that all of them see): both are believed. So is who is the only one that could work.
         """
-        if (self._doubted and self._suspect != node) or not self._others(node, members):
-            self._suspect = 0
+        if (self.doubted and self.suspect != node) or not self._others(node, members):
+            self.suspect = 0
             return False
-        self._suspect = node
-        self._doubted.update(range(*block))
+        self.suspect = node
+        self.doubted.update(range(*block))
         return True
 
-    def has_to_wait(self, node: int, members: Callable[[], AbstractSet[int]]) -> bool:
+    def has_to_wait(self, node: int, members: AbstractSet[int]) -> bool:
         """For another one to find the like, or not: it would be given the same batches again."""
-        return bool(self._doubted) and self._suspect == node and bool(self._others(node, members()))
+        return self.suspect == node and bool(self.doubted) and bool(self._others(node, members))
 
     def merged(self, node: int, block: Block) -> int:
         """Nothing was odd there, or it is believed. Who is in quarantine because of that; 0: nobody."""
-        if not self._doubted or self._doubted.isdisjoint(range(*block)):
+        if self.doubted.isdisjoint(range(*block)):
             return 0
-        self._doubted.difference_update(range(*block))
-        if self._doubted or self._suspect in (0, node):
+        self.doubted.difference_update(range(*block))
+        if self.doubted or self.suspect in (0, node):
             return 0
-        self._strikes[self._suspect] += 1
-        if self._strikes[self._suspect] < MOST_STRIKES:
+        self._strikes[self.suspect] += 1
+        if self._strikes[self.suspect] < MOST_STRIKES:
             return 0
-        del self._strikes[self._suspect]
-        self.quarantined.add(self._suspect)
-        self.verified.pop(self._suspect, None)
-        return self._suspect
+        del self._strikes[self.suspect]
+        self.quarantined.add(self.suspect)
+        self.verified.pop(self.suspect, None)
+        return self.suspect
 
     def _others(self, node: int, members: AbstractSet[int]) -> set[int]:
         """Who could tell something about this one."""
@@ -217,8 +217,8 @@ class Canaries:
         self._differed.pop(node, None)
         for others in self._differed.values():
             others.discard(node)
-        if self._suspect == node:
-            self._doubted.clear()
+        if self.suspect == node:
+            self.doubted.clear()
         self.quarantined.discard(node)
         self._helper = 0 if self._helper == node else self._helper
         self._open = {number: pair for number, pair in self._open.items() if node not in pair.nodes}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 
 import msgspec
 
@@ -50,7 +51,7 @@ class UpdateArrived(Event, frozen=True):
     problem: str = ""
     compute_s: float = math.inf
     batches: int | None = None
-    digest: int = 0  # two that are alike to the bit have the same
+    digest: Hashable = 0  # two that are alike to the bit have the same
     distance: float | None = None  # from its pair's other answer, where 1 is allowed; None: there is none yet
     doubt: str = ""  # it is sound, but unlike what others send: why
 

@@ -1,8 +1,8 @@
 """Is an update unlike what others send? Numbers only: norms, weights, losses. Knows no tensors, no clock, no network.
 
-It hears of every update that arrives, and says a doubt in words, or nothing; and of every one that was merged, from
-which it learns what is usual. A doubt decides nothing: the pool has the work done once more, by another node. So a
-wrong doubt costs that work, and a missed one lets in `MOST` times the usual, no more.
+It hears of every update that arrives, and says a doubt in words, or nothing, mostly: then it learns from it what is
+usual. A doubt decides nothing: the pool has the work done once more, by another node. So a wrong doubt costs that work,
+and a missed one lets in `MOST` times the usual, no more.
 
 An honest run begins, drifts and spikes. So nothing is doubted before there is something to compare it with; all is
 measured against the median of the last updates, which follows a drift; and after a doubted one that was merged all the
@@ -55,7 +55,7 @@ class Usual:
         self.lengths, self.counts, self.losses = Lengths(wanders=is_delta), Median(), Median()
         self.most_loss = math.inf
         self.has_totals: bool | None = None  # nobody has said anything
-        self._merged = 0
+        self._sound = 0  # that nobody had doubts about
         self._first_loss = 1.0
         self._since_zero = WINDOW  # updates
         self._believed = 0.0, 0.0, 0.0  # lengths for one and for one's root, and a loss
@@ -76,10 +76,11 @@ class Usual:
         return max(straight * amount, wandering * math.sqrt(amount))
 
     def is_enough(self, norm: float) -> bool:
-        """Is that known well enough without this one, which was merged?"""
-        self._merged += 1
-        is_one_of_some = self._merged * GOLDEN % 1.0 * SOME < 1.0
-        return self.lengths.count > WINDOW and norm > 0 and not (is_one_of_some or self._is_delta)
+        """Is that known well enough without this one?"""
+        self._sound += 1
+        if self.lengths.count <= WINDOW or self._is_delta or norm <= 0:
+            return False
+        return self._sound * GOLDEN % 1.0 * SOME >= 1.0
 
     def learn(self, seen: Seen) -> None:
         if self._believing:
@@ -96,9 +97,9 @@ class Usual:
                 self.counts.add(seen.per_sample)
         self.losses.add(_largest(seen.losses))
         self.has_totals = seen.per_sample is not None
-        if self._merged <= ENOUGH:
+        if self._sound <= ENOUGH:
             self._first_loss = max(1.0, self.losses.value)
-        if self._merged >= FEW:
+        if self._sound >= FEW:
             self.most_loss = MOST_LOSS * max(self._first_loss, self.losses.value, self._believed[2])
 
     def believe(self, seen: Seen) -> None:
@@ -116,8 +117,8 @@ class Gatekeeper:
     def __init__(self, is_clipped: bool = False) -> None:
         self._most = {"gradient": MOST_CLIPPED if is_clipped else MOST, "delta": MOST}
         self._kinds: dict[tuple[str, int], Usual] = {}
-        self._seen: dict[int, tuple[Seen, Usual, str]] = {}  # by lease: what was said, until something is decided
-        self._window: deque[int] = deque()  # whose updates were merged last
+        self._doubted: dict[int, tuple[Seen, Usual]] = {}  # by lease: until something is decided
+        self._window: deque[int] = deque()  # whose updates were learned from last
         self._crowds: Counter[int] = Counter()
         self._passed_over = 0
 
@@ -126,24 +127,22 @@ class Gatekeeper:
         usual = self._kinds.get(kind := (seen.kind, seen.phase))
         if usual is None:
             usual = self._kinds[kind] = Usual(self._most[seen.kind], seen.kind == "delta")
-        words = _doubt(seen, usual)
-        self._seen[lease] = seen, usual, words
+        if words := _doubt(seen, usual):
+            self._doubted[lease] = seen, usual
+        elif not usual.is_enough(seen.norm) and self._has_a_say(seen.node):
+            usual.learn(seen)
         return words
 
     def forget(self, lease: int) -> None:
         """Its update was refused, or is of no use."""
-        self._seen.pop(lease, None)
+        self._doubted.pop(lease, None)
 
     def merged(self, lease: int) -> None:
-        """It counts, and so it is part of what is usual; if it had been doubted, that is believed now."""
-        known = self._seen.pop(lease, None)
-        if known is None:
+        """It counts; if it had been doubted, that is believed now, and part of what is usual."""
+        if lease not in self._doubted:
             return
-        seen, usual, words = known
-        if words:
-            usual.believe(seen)
-        elif usual.is_enough(seen.norm):
-            return
+        seen, usual = self._doubted.pop(lease)
+        usual.believe(seen)
         if self._has_a_say(seen.node):
             usual.learn(seen)
 

@@ -82,12 +82,12 @@ class Granting:
         actions: list[Action] = []
         for i, member in enumerate(idle):
             actions += (given := self._give(member, version, now, max(1, takers - i)))
-            is_checking = self._audits is not None and self._audits.is_open  # not everybody may do that
+            is_checking = self._audits is not None and self._audits.open  # not everybody may do that
             if not (given or policy.free or member.leases or is_checking) and policy.may_lease(member.node):
                 break  # what is not worth the quickest one's while is not worth anybody's
-        if self._audits is not None and self._audits.is_open:
+        if self._audits is not None and self._audits.open:
             for member in self._roster.idle(policy.depth):  # also who has no turn: the version waits
-                actions += self._give_check(member, version, now)
+                actions += self._give_check(self._audits, member, version, now)
         if not policy.free:
             for member in idle:
                 actions += self._give_ahead(member, version, now)
@@ -124,9 +124,14 @@ class Granting:
         policy, held = self._policy, member.leases
         if held and any(lease.change != self._changes for lease in held.values()):
             return actions  # it is still at something from before
-        if check := self._give_check(member, version, now):
+        audits, canaries = self._audits, self._canaries
+        if audits is not None and audits.open and (check := self._give_check(audits, member, version, now)):
             return check
-        if (paired := self._pair_up(member, version, now)) is not None:
+        if (
+            canaries is not None
+            and canaries.is_active
+            and (paired := self._pair_up(canaries, member, version, now)) is not None
+        ):
             return paired
         if self._is_barred(member):
             return actions
@@ -144,25 +149,22 @@ class Granting:
             actions.append(self._action(lease, version, now))
         return actions
 
-    def _give_check(self, member: Member, version: int, now: float) -> list[Action]:
+    def _give_check(self, audits: Audits, member: Member, version: int, now: float) -> list[Action]:
         """What somebody else has computed already, and the next version waits for."""
-        if self._audits is None or not self._audits.is_open or member.leases:
+        if member.leases:
             return []
         is_lost = functools.partial(self._roster.may_be_lost, now=now)
-        block = self._audits.next_for(member.node, self._roster.present, is_lost)
+        block = audits.next_for(member.node, self._roster.present, is_lost)
         if block is None:
             return []
         lease = self._lease(member, Cut(block), self._policy.age, now)
         self._leases.grant_check(lease)
-        self._audits.granted(lease)
+        audits.granted(lease)
         return [self._action(lease, version, now)]
 
-    def _pair_up(self, member: Member, version: int, now: float) -> list[Action] | None:
+    def _pair_up(self, canaries: Canaries, member: Member, version: int, now: float) -> list[Action] | None:
         """Where a node has to pass a comparison before it works: its part of one, or nothing yet. None: it may work."""
-        canaries, node = self._canaries, member.node
-        if canaries is None or not canaries.is_active:
-            return None
-        present = self._roster.present
+        node, present = member.node, self._roster.present
         has_to_pass = canaries.has_to_pass(node, present, 1 / (member.batches_per_s or math.inf), now)
         if not has_to_pass and not canaries.is_wanted(node, present):
             return [] if any(lease.is_check for lease in member.leases.values()) else None
@@ -201,9 +203,10 @@ class Granting:
 
     def _is_barred(self, member: Member) -> bool:
         """Others have to decide about it first."""
-        if self._audits is not None and member.node in self._audits.held:
+        audits, canaries, node = self._audits, self._canaries, member.node
+        if audits is not None and node in audits.held:
             return True
-        return self._canaries is not None and self._canaries.has_to_wait(member.node, self._roster.present_now)
+        return canaries is not None and canaries.suspect == node and canaries.has_to_wait(node, self._roster.present)
 
     def _lease(self, member: Member, cut: Cut, age: int, now: float) -> Lease:
         self._granted += 1

@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from wide.codec.digest import Later
 from wide.coordinator.events import CompareUpdate, MergeUpdate, Position, RejectUpdate
 from wide.coordinator.journal import Journal, Points
 from wide.errors import TrainingFailed
@@ -59,7 +60,7 @@ class Merged(NamedTuple):
     at: float
     now: float
     weights: Sequence[float]
-    digest: int | None
+    digest: int | Later | None
 
 
 class Counted(NamedTuple):
@@ -181,7 +182,7 @@ class Record:
         losses: Sequence[float],
         journey: Journey,
         weights: Sequence[float] = (),
-        digest: int = 0,
+        digest: int | Later = 0,
     ) -> None:
         """On the way of every gradient: only remember it. `weights` of the batches, if they are not their sizes;
         `digest` of the update, which is worth something where anybody would have computed the same.
@@ -260,7 +261,7 @@ class Record:
         for merge, strategy, sizes, losses, journey, at, now, weights, digest in merged:
             weights = weights[: len(losses)]
             weighted = [(loss * n, n) for loss, n in zip(losses, weights, strict=True)]
-            done = 0
+            done, key = 0, None if digest is None else int(digest)
             stretches = self.schedule.stretches(*merge.block)
             for step, first, end in stretches:
                 mine = slice(done, done + end - first)
@@ -270,7 +271,7 @@ class Record:
                 start = step.first if strategy.counts_by_epoch else 0
                 loss = _mean(weighted[mine])
                 place = (step.number, start + first, start + end - 1)
-                rows.append((*place, merge.node, samples, loss, merge.version, at, digest))
+                rows.append((*place, merge.node, samples, loss, merge.version, at, key))
                 self._counted.append(Counted(merge.version, step.number, merge.node, end - first, samples))
             part = self.parts[merge.node]
             part.batches += done

@@ -95,10 +95,6 @@ class Roster:
         """Who could compute something."""
         return {m.node for m in self.members.values() if not (m.is_silent or m.is_leaving or m.is_mute)}
 
-    def present_now(self) -> set[int]:
-        """The same, for who may not need to know."""
-        return self.present
-
     @property
     def awaited(self) -> set[int]:
         """Whose answers may still come; also of those who are silent just now."""

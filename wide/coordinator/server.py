@@ -81,6 +81,7 @@ class Server:
         self._steering = None
         if asked is not None:
             self._steering = Steering(asked, pool, journal, post, stop, exchange.send_away)
+        self._phases = run.master.descent.phases
         self._name, self._contributions, self._shares = name, Contributions(), Contributions(TELL_S)
         self._painter = Painter(pool, run.record, exchange)
         self._suspicion = ""  # that was told
@@ -257,12 +258,11 @@ class Server:
         elif self.pool.is_over or not self.run.take(it.lease, taken):
             self.run.master.release(it.flat)
         else:
-            self._queue.post(events.UpdateArrived(*what, self._distance(it, lease), self._doubt(it, lease)))
+            distance = self._distance(it, lease) if lease.pair else None
+            self._queue.post(events.UpdateArrived(*what, distance, self._doubt(it, lease)))
 
     def _distance(self, it: happened.Updated, lease: Lease) -> float | None:
         """How far two nodes are apart that were given the same batch; what is allowed follows from their devices."""
-        if not lease.pair:
-            return None
         builds = [home.build for home in self._painter.homes.values()]
         allowed = CPUS_APART if all(" cpu," in build for build in builds) else DEVICES_APART
         return self.run.distance(lease.pair, it.flat, it.losses, allowed)
@@ -271,12 +271,13 @@ class Server:
         """What is odd about an update that is sound, if anything."""
         if lease.is_check or it.problem:
             return ""
-        batches, first, counts, schedule = len(it.losses), lease.block.first, it.flat.weights, self.run.schedule
-        share, phases = schedule.share(first, it.sizes[:batches]), self.run.master.descent.phases
+        sizes, losses, counts, first = it.sizes, it.losses, it.flat.weights, lease.block.first
+        batches = len(losses)
+        share = self.run.schedule.share(first, sizes if len(sizes) == batches else sizes[:batches])
         amount = -(-batches // lease.group) if lease.group else sum(counts) if counts else share
         per_sample = sum(counts) / share if counts else None
-        phase = schedule.step_at(first).number % phases if phases > 1 and not lease.group else 0
-        seen = Seen(it.node, self.run.strategy.update_role, it.norm, amount, it.losses, per_sample, phase)
+        phase = self.run.schedule.step_at(first).number % self._phases if self._phases > 1 and not lease.group else 0
+        seen = Seen(it.node, self.run.strategy.update_role, it.norm, amount, losses, per_sample, phase)
         return self._gate.doubt(it.lease, seen)
 
     def _enrolled(self, it: happened.Enrolled) -> None:

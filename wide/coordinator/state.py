@@ -244,14 +244,11 @@ class Pool:
         closed = self.policy.accept(event.node, block, now)
         member.staleness, discount = staleness, self.policy.discount(staleness)
         self.deadly.survived(block)
-        suspect = self.canaries.merged(event.node, block) if self.canaries is not None else 0
-        told = self._quarantine(suspect) if suspect else []
-        if self._failed:
-            told = [*told, *self._failed_alone(event.node, block)]
+        told = self._told_by(event.node, block)
         self._granting.is_careful = self.deadly.is_suspicious
         granted = lease.granted_at, lease.group
         merge = MergeUpdate(event.node, lease.number, block, self.version + 1, discount, staleness, *granted)
-        if self._is_audited(lease, block, event, now):
+        if self.strategy.needs_whole_steps and self._is_checked(lease, block, event, now):
             return [merge, *told, *(self._settle(now, closed) or self._grant_all(now))]
         return [merge, *told, *(self._settle(now, closed) or self._grant(member, now))]
 
@@ -290,6 +287,12 @@ class Pool:
         self._failed[position] = member.node
         return [reject, *self._drop(member, problem, now)]
 
+    def _told_by(self, node: int, block: Block) -> list[Action]:
+        """What the merging of this one's update tells of those who were doubted there, or failed."""
+        suspect = self.canaries.merged(node, block) if self.canaries is not None and self.canaries.doubted else 0
+        told = self._quarantine(suspect) if suspect else []
+        return [*told, *self._failed_alone(node, block)] if self._failed else told
+
     def _failed_alone(self, node: int, block: Block) -> list[Action]:
         """Another one had no trouble there: so it was not the job."""
         faulty = {at: who for at, who in self._failed.items() if block.first <= at < block.end and who != node}
@@ -307,11 +310,12 @@ class Pool:
 
     # ── audits ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _is_audited(self, lease: Lease, block: Block, event: UpdateArrived, now: float) -> bool:
+    def _is_checked(self, lease: Lease, block: Block, event: UpdateArrived, now: float) -> bool:
         """Is what was just merged to be computed by somebody else, too? Where results are exact, that can be told."""
-        if self.audits is None or not self._is_exact:
+        audits = self.audits
+        if audits is None or not audits.merge(lease, block, event.doubt, now):
             return False
-        return self.audits.take(lease, block, event.digest, event.doubt, self.roster.present_now, now)
+        return audits.begin(event.node, block, event.digest, self.roster.present, now)
 
     def _doubted(self, member: Member, lease: Lease, block: Block, doubt: str, now: float) -> list[Action]:
         """An update that is unlike others'. Where bits can tell, somebody else computes it, too, before it counts;
@@ -409,7 +413,7 @@ class Pool:
 
     def _give_up_audits(self, now: float) -> list[Action]:
         """Nobody is left who could say whether these were right. Where two have differed, nobody is believed."""
-        if self.audits is None or not self.audits.is_open:
+        if self.audits is None or not self.audits.open:
             return []
         given_up = list(self.audits.given_up(self.roster.present, self.roster.awaited))
         if not any(len(audit.opinions) > 1 for audit in given_up):
@@ -422,7 +426,7 @@ class Pool:
 
     def _settle(self, now: float, closed: list[int] | None = None) -> list[Action]:
         """Make the version that is due, close the steps that are complete, end or go on. Nothing, if nothing is due."""
-        if self._awaited or self._is_checking:
+        if self._awaited or (self.audits is not None and self.audits.open):  # what the next version would contain
             self._held_back += closed or ()
             return []
         closed, self._held_back = [*self._held_back, *(closed or ())], []
@@ -466,11 +470,6 @@ class Pool:
             return [*actions, *self._end(now, event.why_stop)]
         self._granting.is_paused = self._is_held
         return [*actions, *(self._settle(now) or self._grant_all(now))]
-
-    @property
-    def _is_checking(self) -> bool:
-        """Is something computed once more that the next version would contain?"""
-        return self.audits is not None and self.audits.is_open
 
     @property
     def _is_held(self) -> bool:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from wide.codec.digest import Later
 from wide.codec.layout import Flat, apart
 from wide.coordinator.canaries import MOST_PAIRS
 from wide.job.here import Logged
@@ -21,7 +22,7 @@ class Taken(NamedTuple):
     sizes: Sequence[int]
     losses: Sequence[float]
     journey: Journey
-    digest: int = 0
+    digest: int | Later = 0
 
 
 class Comparison:

@@ -35,7 +35,7 @@ from wide.exchange.delivery import Assignment, Delivery
 from wide.exchange.door import Door
 from wide.exchange.goods import Goods
 from wide.exchange.happenings import Happening
-from wide.exchange.inspection import Inspection
+from wide.exchange.inspection import Inspection, Unseen
 from wide.exchange.intake import Intake, Whole
 from wide.exchange.link_codecs import LinkCodecs
 from wide.exchange.peer import Peer
@@ -350,11 +350,11 @@ class Exchange:
         update, flat, journey = whole
         sent = self._delivery.answered(peer, update.lease)
         sizes = sent.sizes if sent is not None else []
-        news = happened.Updated(peer.node, update.lease, flat, sizes, update.losses, journey)
         said = None
         if sent is not None and sent.room is flat:  # who can write there can do as it likes: it is believed
             said = update.norm if update.is_finite else math.nan
-        self._inspection.look_through(news, self._goods.layout.live_nbytes, said)
+        unseen = Unseen(peer.node, update.lease, flat, sizes, update.losses, journey)
+        self._inspection.look_through(unseen, self._goods.layout.live_nbytes, said)
 
     def _heard_failed(self, peer: Peer, failed: say.Failed) -> None:
         problem, details = words.line(failed.problem), words.details(failed.details)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
+from wide.codec.digest import Later
 from wide.codec.layout import Flat
 from wide.exchange.peer import Peer
 from wide.telemetry.journey import Journey
@@ -84,7 +85,7 @@ class Updated(Happening, frozen=True):
     journey: Journey
     problem: str = ""
     norm: float = 0.0  # of all that will be added up
-    digest: int = 0  # codec/digest.py
+    digest: int | Later = 0  # codec/digest.py
 
 
 class Failed(Happening, frozen=True):

@@ -10,21 +10,25 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import NamedTuple
 
-import msgspec
-
 from wide.codec.digest import Digest
 from wide.codec.encoders import Encoders
+from wide.codec.layout import Flat
 from wide.codec.memory import LARGE_NBYTES
 from wide.exchange import happenings as happened
+from wide.telemetry.journey import Journey
 
 NOT_FINITE = "the gradient, or what it changes in a buffer, is not finite: lower the learning rate or set clip_norm"
 
 
-class Seen(NamedTuple):
-    """`norm` is not finite if anything in the update is not."""
+class Unseen(NamedTuple):
+    """An update as it came (happenings.Updated)."""
 
-    norm: float
-    digest: int
+    node: int
+    lease: int
+    flat: Flat
+    sizes: list[int]
+    losses: list[float]
+    journey: Journey
 
 
 class Inspection:
@@ -34,33 +38,30 @@ class Inspection:
         self, encoders: Encoders, ring: Callable[[], None], tell: Callable[[happened.Updated], None], digest: Digest
     ) -> None:
         self._encoders, self._ring, self._tell, self._digest = encoders, ring, tell, digest
-        self._begun: deque[tuple[happened.Updated, Future[Seen]]] = deque()
+        self._begun: deque[tuple[int, Future[happened.Updated]]] = deque()
 
-    def look_through(self, news: happened.Updated, nbytes: int, norm: float | None = None) -> None:
+    def look_through(self, update: Unseen, nbytes: int, norm: float | None = None) -> None:
         """`norm`: what its node says, which is believed because it could write there whatever it likes."""
         if nbytes < LARGE_NBYTES:
-            self._told(news, self._see(news, norm))
+            self._tell(self._see(update, norm))
             return
-        future = self._encoders.submit(self._see, news, norm)
-        self._begun.append((news, future))
+        future = self._encoders.submit(self._see, update, norm)
+        self._begun.append((update.node, future))
         future.add_done_callback(lambda _: self._ring())
         self.tell_done()
 
-    def _see(self, news: happened.Updated, norm: float | None) -> Seen:
-        return Seen(news.flat.norm() if norm is None else norm, self._digest.of(news.flat, news.losses))
-
-    def _told(self, news: happened.Updated, seen: Seen) -> None:
-        problem = "" if math.isfinite(seen.norm) else NOT_FINITE
-        norm = seen.norm if not problem else 0.0
-        self._tell(msgspec.structs.replace(news, problem=problem, norm=norm, digest=seen.digest))
+    def _see(self, update: Unseen, norm: float | None) -> happened.Updated:
+        """The norm is not finite if anything in the update is not."""
+        norm = update.flat.norm() if norm is None else norm
+        problem, norm = ("", norm) if math.isfinite(norm) else (NOT_FINITE, 0.0)
+        return happened.Updated(*update, problem, norm, self._digest.later(update.flat, update.losses))
 
     def tell_done(self) -> None:
         while self._begun and self._begun[0][1].done():
-            news, seen = self._begun.popleft()
-            self._told(news, seen.result())
+            self._tell(self._begun.popleft()[1].result())
 
     def finish(self, node: int) -> None:
         """What this node said last comes before its end."""
-        if any(news.node == node for news, _ in self._begun):
+        if any(whose == node for whose, _ in self._begun):
             wait([future for _, future in self._begun])
             self.tell_done()
