@@ -103,7 +103,7 @@ def test_what_is_said_of_anothers_lease_leaves_that_and_its_pair_alone(strategy)
             twin.exchange.happenings.append(happened.Updated(77, lease.number, flat, [1], [0.5], journey))
         twin.turn()
     assert twin.run.ended.failure == ""
-    assert twin.pool.canaries.verified.keys() == {node.number for node in nodes}
+    assert twin.pool.trust.canaries.verified.keys() == {node.number for node in nodes}
     assert {reason for _, reason, _ in twin.rejects()} == {"unknown lease"}
 
 

@@ -226,9 +226,9 @@ class Server:
         if self.pool.deadly.suspicion != self._suspicion:
             useless.append(suspicion := self.pool.deadly.suspicion)
             self._suspicion = suspicion
-        if not self._is_alone_told and self.pool.audits is not None and self.pool.audits.share > 0 and run.batches:
+        if not self._is_alone_told and run.batches:
             self._is_alone_told = True
-            if len(self.pool.members) == 1:
+            if self.pool.trust.is_alone:
                 useless.append("a pool of one: nobody can check what it computes until a second node joins (--audit)")
         for words in useless:
             log.warning("%s", words)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
 
 from wide.coordinator import events
@@ -20,8 +19,6 @@ from wide.coordinator.events import (
     Action,
     ChangeStrategy,
     CloseStep,
-    CompareUpdate,
-    Confirm,
     DropNode,
     EndRun,
     Event,
@@ -44,6 +41,7 @@ from wide.coordinator.granting import Granting
 from wide.coordinator.leases import Lease, Leases
 from wide.coordinator.machines import Machines
 from wide.coordinator.roster import Member, Roster
+from wide.coordinator.trust import Finding, Trust
 from wide.job.schedule import Schedule
 from wide.strategy.catalogue import EXACT, STRATEGIES
 from wide.strategy.description import Stage, Strategy
@@ -95,7 +93,6 @@ class Pool:
         self._verdicts, self._awaited = verdicts, verdicts.awaited if verdicts is not None else 0
         self._held_back: list[int] = []  # steps that are whole, but for a verdict
         self.deadly = Deadly(is_open)
-        self.audits, self.canaries = audits, canaries  # None: nothing is computed twice
         self.strategy: Strategy
         self.policy: Policy
         reached = self._reached(start)
@@ -107,6 +104,7 @@ class Pool:
         self.leases = Leases(self.policy)
         self.roster = Roster(self.leases)
         self.members = self.roster.members
+        self.trust = Trust(audits, canaries, self.roster, self._where, is_open)
         self._machines = Machines()
         self._granting = Granting(
             self.leases, self.roster, self._machines, audits, canaries, lambda: self._first_batch(self.steps)
@@ -143,10 +141,7 @@ class Pool:
         self.leases.follow(self.policy)
         self.roster.follow(self.strategy)
         self._granting.follow(self.strategy, self.policy)
-        if self.audits is not None:
-            self.audits.forget_all()
-        if self.canaries is not None:
-            self.canaries.follow(self.strategy)
+        self.trust.follow(self.strategy)
 
     def _strategy_chosen(self, event: events.StrategyChosen, now: float) -> list[Action]:
         if event.strategy != self._next_strategy:
@@ -204,10 +199,7 @@ class Pool:
 
     def _forget(self, node: int) -> None:
         self._granting.forget(node)
-        if self.audits is not None:
-            self.audits.left(node)
-        if self.canaries is not None:
-            self.canaries.left(node)
+        self.trust.left(node)
         self.leases.farewell(node)
         self._machines.left(node)
 
@@ -238,8 +230,9 @@ class Pool:
         if staleness > self.strategy.most_stale:
             self.leases.give_back(block)
             return self._refuse(member, lease, "stale", f"{staleness} steps old", now)
-        if event.doubt and (refused := self._doubted(member, lease, block, event.doubt, now)):
-            return refused
+        if event.doubt and (refused := self.trust.refuses(lease, block, event.doubt)):
+            self.leases.give_back(block)
+            return [*refused, *self._grant_all(now)]
         self.leases.merge(block)
         closed = self.policy.accept(event.node, block, now)
         member.staleness, discount = staleness, self.policy.discount(staleness)
@@ -248,7 +241,7 @@ class Pool:
         self._granting.is_careful = self.deadly.is_suspicious
         granted = lease.granted_at, lease.group
         merge = MergeUpdate(event.node, lease.number, block, self.version + 1, discount, staleness, *granted)
-        if self.strategy.needs_whole_steps and self._is_checked(lease, block, event, now):
+        if self.trust.begins_check(lease, block, event, now):
             return [merge, *told, *(self._settle(now, closed) or self._grant_all(now))]
         return [merge, *told, *(self._settle(now, closed) or self._grant(member, now))]
 
@@ -289,8 +282,8 @@ class Pool:
 
     def _told_by(self, node: int, block: Block) -> list[Action]:
         """What the merging of this one's update tells of those who were doubted there, or failed."""
-        suspect = self.canaries.merged(node, block) if self.canaries is not None and self.canaries.doubted else 0
-        told = self._quarantine(suspect) if suspect else []
+        finding = self.trust.merged(node, block)
+        told = self._follow_up(finding) if finding is not None else []
         return [*told, *self._failed_alone(node, block)] if self._failed else told
 
     def _failed_alone(self, node: int, block: Block) -> list[Action]:
@@ -303,130 +296,50 @@ class Pool:
             for at, who in faulty.items()
         ]
 
-    @property
-    def _is_exact(self) -> bool:
-        """Would anybody compute the same bits, and can they be compared?"""
-        return self.audits is not None and self.strategy.needs_whole_steps
-
-    # ── audits ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _is_checked(self, lease: Lease, block: Block, event: UpdateArrived, now: float) -> bool:
-        """Is what was just merged to be computed by somebody else, too? Where results are exact, that can be told."""
-        audits = self.audits
-        if audits is None or not audits.merge(lease, block, event.doubt, now):
-            return False
-        return audits.begin(event.node, block, event.digest, self.roster.present, now)
-
-    def _doubted(self, member: Member, lease: Lease, block: Block, doubt: str, now: float) -> list[Action]:
-        """An update that is unlike others'. Where bits can tell, somebody else computes it, too, before it counts;
-        elsewhere somebody else computes it instead. Nothing, if it is believed.
-        """
-        canaries = self.canaries
-        if canaries is None or self._is_exact or not canaries.refuses(member.node, block, self.roster.present):
-            return []
-        self.leases.give_back(block)
-        where = f"{self._where(block)}: {doubt}"
-        reject = RejectUpdate(member.node, lease.number, "doubtful", where, lease.block, lease.granted_at)
-        return [reject, TellOf(member.node, "doubted", where), *self._grant_all(now)]
-
-    def _quarantine(self, node: int) -> list[Action]:
-        """What it sent was doubted again and again, and each time another one found nothing odd there."""
-        assert self.canaries is not None
-        if not self.canaries.is_active:
-            return self._send_away([node], "its updates are unlike others', again and again")
-        return [TellOf(node, "quarantined", "it is given no work until its numbers are those of another node")]
-
-    def _paired(self, member: Member, lease: Lease, event: UpdateArrived, now: float) -> list[Action]:
-        """The answer of one of two nodes that were given the same batch."""
-        assert self.canaries is not None
-        distance = math.inf if event.problem else event.distance
-        outcome = self.canaries.answered(lease.pair, member.node, distance, self.roster.present, now)
-        is_kept = self.canaries.is_open(lease.pair)
-        what = (member.node, lease.number, lease.block, lease.granted_at, lease.pair)
-        actions: list[Action] = [CompareUpdate(*what, is_kept)]
-        if outcome is not None:
-            actions += [TellOf(node, "cleared", "its numbers are those of another node") for node in outcome.cleared]
-            why = f"{self._where(lease.block)}: its gradient is not what other nodes compute"
-            actions += self._send_away(sorted(outcome.wrong), why)
-            why = f"{self._where(lease.block)}: its gradient is not the other node's, and no third one can tell"
-            actions += [TellOf(node, "held", f"{why}: it waits until another one joins") for node in outcome.held]
-        return [*actions, *(self._settle(now) or self._grant_all(now))]
-
-    def _send_away(self, nodes: Iterable[int], why: str) -> list[Action]:
-        actions: list[Action] = []
-        for node in nodes:
-            if node in self.members:
-                del self.members[node]
-                self._forget(node)
-            actions.append(NameNode(node, why))
-        return actions
+    # ── who is right ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def _compared(self, member: Member, lease: Lease, event: UpdateArrived, now: float) -> list[Action]:
         """The answer to a check."""
         member.measure(lease, now, self.strategy.memory, math.inf)
         self.leases.answered(lease)
-        if lease.pair:
-            return self._paired(member, lease, event, now)
-        assert self.audits is not None
         is_part = event.batches is not None and event.batches < lease.block.size
         member.is_leaving |= is_part
-        compare = CompareUpdate(member.node, lease.number, lease.block, lease.granted_at)
-        digest = None if is_part else event.digest
-        outcome = self.audits.answered(lease, digest, self.roster.awaited, now)
-        actions: list[Action] = [compare]
-        if outcome.confirmed is not None:
-            whose, by = outcome.confirmed
-            actions.append(Confirm(whose, lease.block, by))
-        if outcome.undecided:
-            return [*actions, *self._undecided(outcome.undecided, lease.block, now)]
-        if outcome.wrong:
-            return [*actions, *self._found_wrong(outcome.wrong, lease.block, now)]
+        return self._found(self.trust.compared(lease, event, is_part, now), now)
+
+    def _give_up_audits(self, now: float) -> list[Action]:
+        finding = self.trust.given_up()
+        return self._found(finding, now) if finding is not None else []
+
+    def _found(self, finding: Finding, now: float) -> list[Action]:
+        actions = self._follow_up(finding)
+        if finding.failure:
+            return [*actions, *self._end(now, "failed", finding.failure)]
         return [*actions, *(self._settle(now) or self._grant_all(now))]
 
-    def _found_wrong(self, nodes: Iterable[int], block: Block, now: float) -> list[Action]:
-        """None of their work becomes part of a version any more."""
-        assert self.audits is not None
-        actions = self._send_away(sorted(nodes), f"{self._where(block)}: it computes other bits than other nodes do")
-        if any(node in nodes for node, _ in self.audits.merged):
-            actions += self._void()
-        return [*actions, *(self._settle(now) or self._grant_all(now))]
+    def _follow_up(self, finding: Finding) -> list[Action]:
+        """Who is wrong is not here any more, and none of their work becomes part of a version."""
+        actions = [*finding.said, *self._send_away(finding.wrong, finding.why)]
+        return [*actions, *self._void()] if finding.voids else actions
+
+    def _send_away(self, nodes: Iterable[int], why: str) -> list[Action]:
+        for node in nodes:
+            if self.members.pop(node, None) is not None:
+                self._forget(node)
+        return [NameNode(node, why) for node in nodes]
 
     def _void(self) -> list[Action]:
         """The open version begins anew; what is out for it still counts."""
-        assert self.audits is not None
-        self.policy.void(block for _, block in self.audits.merged)
-        self.audits.version_done()
+        assert self.trust.audits is not None
+        self.policy.void(block for _, block in self.trust.audits.merged)
+        self.trust.audits.version_done()
         self._held_back.clear()
         return [VoidVersion(self.version + 1)]
-
-    def _undecided(self, nodes: AbstractSet[int], block: Block, now: float) -> list[Action]:
-        """Two nodes, or more, differ again and again. If somebody else may come, that one will decide."""
-        assert self.audits is not None
-        who = " and ".join(map(str, sorted(nodes)))
-        why = f"{self._where(block)}: nodes {who} compute different bits, again and again, and no third one can tell"
-        if not self.is_open:
-            return self._end(now, "failed", f"{why} who is right: go on with another node, or look at those machines")
-        held = self.audits.hold(nodes)
-        actions: list[Action] = [TellOf(node, "held", f"{why}: it waits until another node joins") for node in held]
-        actions += self._void()
-        return [*actions, *self._grant_all(now)]
-
-    def _give_up_audits(self, now: float) -> list[Action]:
-        """Nobody is left who could say whether these were right. Where two have differed, nobody is believed."""
-        if self.audits is None or not self.audits.open:
-            return []
-        given_up = list(self.audits.given_up(self.roster.present, self.roster.awaited))
-        if not any(len(audit.opinions) > 1 for audit in given_up):
-            return (self._settle(now) or self._grant_all(now)) if given_up else []
-        if all(audit.nodes <= self.members.keys() for audit in given_up):
-            return self._undecided(given_up[0].nodes, given_up[0].block, now)
-        return [*self._void(), *self._grant_all(now)]
 
     # ── versions ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _settle(self, now: float, closed: list[int] | None = None) -> list[Action]:
         """Make the version that is due, close the steps that are complete, end or go on. Nothing, if nothing is due."""
-        if self._awaited or (self.audits is not None and self.audits.open):  # what the next version would contain
+        if self._awaited or self.trust.is_checking:  # what the next version would contain
             self._held_back += closed or ()
             return []
         closed, self._held_back = [*self._held_back, *(closed or ())], []
@@ -505,8 +418,8 @@ class Pool:
         self._worth += made.worth
         make = MakeVersion(self.version, made, max(1, round(self._worth)))
         self.version += 1
-        if self.audits is not None:
-            self.audits.version_done()
+        if self.trust.audits is not None:
+            self.trust.audits.version_done()
         self._granting.version_made(now)
         return make
 
