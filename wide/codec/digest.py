@@ -16,10 +16,8 @@ from wide.wire import words
 
 KEY_NBYTES = MAC_NBYTES = 16
 MOST_NBYTES = 1 << 30  # that the library takes at once is twice that
+SMALL_NBYTES = 32 << 10  # of these a copy costs less than a digest at a bad moment
 NONCE = bytes(12)  # always the same: nodes never see a digest, so there is nothing to be learned from two of them
-
-
-SMALL_NBYTES = 32 << 10
 
 
 class Digest:
