@@ -3,6 +3,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Tests wait for processes now and then: so one more at a time than there are cores, up to 4.
+AT_ONCE = $(shell $(PYTHON) -c 'import os; print(min(4, os.cpu_count() + 1))')
 
 .PHONY: train test quick check browser bench clean test-engines test-extras
 
@@ -10,7 +12,7 @@ train: $(VENV)/ready
 	$(BIN)/python examples/emoji.py
 
 test: check browser
-	$(BIN)/python -m pytest -n auto --maxprocesses 4
+	$(BIN)/python -m pytest -n $(AT_ONCE)
 
 # The dashboard is tested in a real Chromium: Debian's, if there is none and we may install it. Where there is none, those
 # tests are skipped, and say so.
@@ -20,7 +22,7 @@ browser:
 		|| echo "no chromium here, and it cannot be installed: the dashboard's browser tests are skipped"
 
 quick: check
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 -m "not processes"
+	$(BIN)/python -m pytest -n $(AT_ONCE) -m "not processes"
 
 # What needs an engine that places nodes: `make test` skips these where the engine is not there. Ray and dask are installed
 # in an environment of their own, Slurm is fetched.

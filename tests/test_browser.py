@@ -195,7 +195,7 @@ def test_runs_are_compared_side_by_side(tmp_path):
         page.get_by_label("two", exact=True).check()
         when(page, "document.querySelectorAll('#overview .u-legend')[0]?.textContent.includes('two')")
         page.get_by_label("Run").select_option("two")
-        when(page, "document.querySelector('#overview td.words').textContent.includes('two')")
+        when(page, "document.querySelector('#overview td.words')?.textContent.includes('two')")
         for button in ("samples", "time", "log"):
             page.get_by_role("button", name=button, exact=True).click()
         assert pages.complaints == []

@@ -250,7 +250,7 @@ def test_the_gatekeeper_hears_of_every_update_and_doubts_the_long_ones(strategy)
     nodes[3].session._hand_in = lambda package, total, *rest: (scale(total, 1e3), hand_in(package, total, *rest))[1]
     twin.train(*nodes)
     assert next(node for node, words in said if words) == nodes[3].number
-    assert not twin.server._gate._seen
+    assert not twin.server._gate._doubted
 
 
 # ── options ──────────────────────────────────────────────────────────────────────────────────────────────────────

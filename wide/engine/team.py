@@ -8,6 +8,7 @@ tells them, and everybody else ends in silence.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import traceback
 from collections.abc import Iterator, Sequence
@@ -171,7 +172,11 @@ class Team:
         return [bytes(one.cpu().numpy().data[:n]) for one, n in zip(everybody, sizes.tolist(), strict=True)]
 
     def close(self) -> None:
+        """Gloo's threads need Python to release what they sent last. So they have to end before Python does, and they do
+        when nobody has the group any more: DDP has it, in a circle. Else the process would abort.
+        """
         dist.destroy_process_group()
+        gc.collect()
 
 
 def _is_torchs(error: Exception) -> bool:
