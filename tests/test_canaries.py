@@ -29,9 +29,9 @@ def canaries(strategy: str = "async", is_lossless: bool = True) -> Canaries:
 def compare(them: Canaries, one: int, other: int, distance: float, members: set[int], now: float = 0.0):
     pair = them.begin(one, other)
     pair.out += [Lease(i, node, BLOCK, 0, 0, 0.0, 0, is_check=True) for i, node in enumerate((one, other))]
-    assert them.answered(pair.number, one, None, members, now) is None
+    assert them.answered(pair.number, one, None, False, members, now) is None
     assert them.is_open(pair.number)
-    return them.answered(pair.number, other, distance, members, now)
+    return them.answered(pair.number, other, distance, False, members, now)
 
 
 def test_a_newcomer_has_to_pass_if_there_is_another_one():
@@ -188,7 +188,7 @@ def test_an_answer_of_a_pair_that_is_no_more_says_nothing():
     them, members = canaries(), {1, 2, 3}
     pair = them.begin(1, 2)
     them.left(2)
-    assert them.answered(pair.number, 1, None, members, 0.0) is None
+    assert them.answered(pair.number, 1, None, False, members, 0.0) is None
     assert not them.is_open(pair.number)
 
 

@@ -122,6 +122,14 @@ def test_not_finite_is_noticed_in_any_dtype():
             assert not flat.is_finite()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_finite_is_so_however_long_it_is(dtype):
+    """Exploding gradients, which clip_norm will cut."""
+    flat = Flat(Layout(nn.Linear(3, 3).to(dtype)), only_live=True)
+    flat.trainable[0].fill_(2.0**100)
+    assert flat.norm() == 3 * 2.0**100
+
+
 def test_the_fingerprint_sees_names_shapes_types_and_every_bit():
     one, two = nn.Linear(2, 2), nn.Linear(2, 2)
     two.load_state_dict(one.state_dict())

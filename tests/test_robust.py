@@ -285,6 +285,7 @@ def test_what_needs_all_updates_of_a_version_moves_nothing_before(robust, is_eag
         ({"audit": 0.5, "strategy": "async"}, "--audit 0.5 does nothing: in --strategy async"),
         ({"audit": 0.5, "strategy": "local"}, "--audit 0.5 does nothing: in --strategy local"),
         ({"audit": 0.5, "compress": "int8"}, "--compress int8 leaves no bits"),
+        ({"audit": 0.5, "check": False}, "--audit 0.5 does nothing: --no-check"),
         ({"audit": 0.5}, ""),
         ({"audit": 0.5, "strategy": "auto"}, ""),
         ({"audit": 0.5, "compress": "zstd"}, ""),

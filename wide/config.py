@@ -125,6 +125,8 @@ def idle_audit(options: Options) -> str:
     """Why the audits that were asked for will never be; empty, if they will, or nobody has asked."""
     if options.audit in (0, SERVE_AUDIT):
         return ""
+    if not options.check:
+        return f"--audit {options.audit:g} does nothing: --no-check says that no two nodes need to compute the same"
     if options.strategy in ("async", "local"):
         return f"--audit {options.audit:g} does nothing: in --strategy {options.strategy} no two nodes compute the same"
     if options.compress not in (None, "auto", *EXACT_CODECS):

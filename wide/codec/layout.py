@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import warnings
 from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
 
@@ -36,6 +37,9 @@ from wide.job.here import Logged, added
 from wide.job.model import MIXED
 from wide.job.slices import Place
 from wide.wire.messages import Tensor
+
+# What is too long for floats is measured again, in doubles.
+warnings.filterwarnings("ignore", "overflow encountered in dot", RuntimeWarning, __name__)
 
 LARGE_BUFFER_NBYTES = 16 << 10  # less is not worth a second thought
 
@@ -149,7 +153,7 @@ class Flat:
         return hashlib.sha256(self.raw.cpu().numpy().data).hexdigest()
 
     def is_finite(self) -> bool:
-        """No NaN and no Inf in all that will be added up; a sum of squares that overflows counts as Inf."""
+        """No NaN and no Inf in all that will be added up; squares beyond what doubles can hold count as Inf."""
         return math.isfinite(self.norm())
 
     def norm(self) -> float:
@@ -293,9 +297,12 @@ def _lean(run: torch.Tensor) -> Any:
 
 def _squares(run: Any) -> float:
     if isinstance(run, np.ndarray):
-        return float(run.dot(run))
+        squares = float(run.dot(run))
+        return squares if math.isfinite(squares) else float(np.einsum("i,i", run, run, dtype=np.float64))
     real = torch.view_as_real(run) if run.is_complex() else run
-    return float(torch.linalg.vector_norm(real, dtype=torch.promote_types(real.dtype, torch.float32))) ** 2
+    norm = float(torch.linalg.vector_norm(real, dtype=torch.promote_types(real.dtype, torch.float32)))
+    norm = norm if math.isfinite(norm) else float(torch.linalg.vector_norm(real, dtype=torch.float64))
+    return norm * norm
 
 
 def spans(slots: list[Slot]) -> list[tuple[torch.dtype, int, int]]:

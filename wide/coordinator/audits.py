@@ -120,10 +120,12 @@ class Audits:
         self.open[block] = Audit(block, [Opinion(node, digest)])
         return True
 
-    def next_for(self, node: int, members: AbstractSet[int], is_lost: Callable[[Lease], bool]) -> Block | None:
-        """What this one could compute to decide something; `members` are all who could."""
+    def next_for(self, node: int, members: AbstractSet[int], is_slow: Callable[[Lease], bool]) -> Block | None:
+        """What this one could compute to decide something; `members` are all who could. `is_slow`: who has that lease
+        would be done much later.
+        """
         for audit in self.open.values():
-            is_awaited = any(not is_lost(lease) for lease in audit.out.values())
+            is_awaited = not all(map(is_slow, audit.out.values()))
             if not is_awaited and node not in audit.out and audit.may_be_asked(node, members):
                 return audit.block
         return None
@@ -150,7 +152,7 @@ class Audits:
         del self.open[audit.block]
         if not right <= self._differed:
             self._release()  # there is a third one now
-        self.verified |= dict.fromkeys(right, now)
+        self.verified |= dict.fromkeys(right & members, now)
         whose = audit.opinions[0].node
         others = right - {whose}
         return Outcome((whose, min(others)) if whose in right and others else None, frozenset(wrong))
@@ -181,8 +183,9 @@ class Audits:
         self.verified.pop(node, None)
         self.held.discard(node)
         self._differed.discard(node)
-        if not self.held:
-            self._differed.clear()
+        self._told = {nodes for nodes in self._told if node not in nodes}
+        if not self.held or len(self._differed) < 2:
+            self._release()  # from whom it differed is gone
         for audit in self.open.values():
             audit.out.pop(node, None)
 

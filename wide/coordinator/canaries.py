@@ -31,6 +31,7 @@ class Pair:
     number: int
     nodes: tuple[int, int]
     out: list[Lease] = field(default_factory=list)  # what was not answered
+    has_problem: bool = False  # the one who has answered could not compute it
 
 
 class Outcome(NamedTuple):
@@ -132,7 +133,7 @@ class Canaries:
 
     def is_wanted(self, node: int, members: AbstractSet[int]) -> bool:
         """Does somebody wait for whom this one, which may work, would be a partner?"""
-        if self._helper not in (0, node):
+        if self._helper not in (0, node) and self._helper in members:
             return False
         return any(other in members and self._may_meet(node, other) for other in self._waiting)
 
@@ -165,18 +166,21 @@ class Canaries:
         return pair
 
     def answered(
-        self, number: int, node: int, distance: float | None, members: AbstractSet[int], now: float
+        self, number: int, node: int, distance: float | None, has_problem: bool, members: AbstractSet[int], now: float
     ) -> Outcome | None:
         """The answer of one of a pair: how far it is from the other's, in units of what is allowed (None: it is the
-        first). None, if nothing follows from it yet.
+        first); or that it could not compute that, which says nothing if neither could. None, if nothing follows yet.
         """
         pair = self._open.get(number)
         if pair is None or node not in pair.nodes:
             return None
         pair.out = [lease for lease in pair.out if lease.node != node]
-        if distance is None and pair.out:
+        if pair.out:
+            pair.has_problem = has_problem
             return None
         del self._open[number]
+        if has_problem or pair.has_problem:
+            return None if has_problem and pair.has_problem else self._far(pair, members, now)
         if distance is None:
             return None
         if distance <= 1.0:

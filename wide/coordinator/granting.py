@@ -153,8 +153,8 @@ class Granting:
         """What somebody else has computed already, and the next version waits for."""
         if member.leases:
             return []
-        is_lost = functools.partial(self._roster.may_be_lost, now=now)
-        block = audits.next_for(member.node, self._roster.present, is_lost)
+        is_slow = functools.partial(self._roster.is_worth_taking, member, now=now)
+        block = audits.next_for(member.node, self._roster.present, is_slow)
         if block is None:
             return []
         lease = self._lease(member, Cut(block), self._policy.age, now)

@@ -98,7 +98,7 @@ class Roster:
     @property
     def awaited(self) -> set[int]:
         """Whose answers may still come; also of those who are silent just now."""
-        return {m.node for m in self.members.values() if not m.is_mute}
+        return {m.node for m in self.members.values() if not (m.is_mute or (m.is_leaving and not m.leases))}
 
     def pace(self, batches_per_step: int) -> Pace:
         rates = self.rates
@@ -155,13 +155,17 @@ class Roster:
         """The lease whose holder will be done last, if this idle node should be done with it much sooner."""
         if member.leases:
             return None
-        if member.batches_per_s is None:  # how quick it would be is not known
-            return next((lease for lease in self._newest() if self.may_be_lost(lease, now)), None)
+        if member.batches_per_s is None:
+            return next((lease for lease in self._newest() if self.is_worth_taking(member, lease, now)), None)
         slowest = self._done_last(member, member.batches_per_s, now)
-        if slowest is None:
-            return None
-        remaining = self._remaining_s(slowest, member, member.batches_per_s, now)
-        return slowest if remaining >= RESCUE_GAIN * slowest.block.size / member.batches_per_s else None
+        return slowest if slowest is not None and self.is_worth_taking(member, slowest, now) else None
+
+    def is_worth_taking(self, member: Member, lease: Lease, now: float) -> bool:
+        """Should this idle node be done with it much sooner than who has it?"""
+        rate = member.batches_per_s
+        if rate is None:  # how quick it would be is not known
+            return self.may_be_lost(lease, now)
+        return self._remaining_s(lease, member, rate, now) >= RESCUE_GAIN * lease.block.size / rate
 
     def _done_last(self, idle: Member, rate: float, now: float) -> Lease | None:
         """The lease whose holder will be done last; as it was found a moment ago, if there are many."""

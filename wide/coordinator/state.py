@@ -263,7 +263,7 @@ class Pool:
         if member is None:
             return []
         lease = member.leases.get(event.lease)
-        if lease is None or lease.is_check or not self.leases.claim(lease):
+        if lease is None or not (lease.pair or (not lease.is_check and self.leases.claim(lease))):
             return self._drop(member, event.problem, now)  # somebody else was, or will be, able to do it
         return self._failed_on(member, lease, event.batch, event.problem, event.details, now)
 
@@ -304,6 +304,10 @@ class Pool:
         self.leases.answered(lease)
         is_part = event.batches is not None and event.batches < lease.block.size
         member.is_leaving |= is_part
+        if event.problem:
+            if not lease.pair or lease.block.first in self._failed:
+                return self._failed_on(member, lease, 0, event.problem, "", now)
+            self._failed[lease.block.first] = member.node  # it may be the job: the other one will tell
         return self._found(self.trust.compared(lease, event, is_part, now), now)
 
     def _give_up_audits(self, now: float) -> list[Action]:

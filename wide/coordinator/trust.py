@@ -6,7 +6,6 @@ and canaries.py (where they cannot). Either may be missing: then nothing is comp
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
@@ -110,8 +109,8 @@ class Trust:
     def _paired(self, lease: Lease, event: UpdateArrived, now: float) -> Finding:
         """One of two nodes that were given the same batch."""
         assert self.canaries is not None
-        distance = math.inf if event.problem else event.distance
-        outcome = self.canaries.answered(lease.pair, lease.node, distance, self._roster.present, now)
+        has_problem, present = bool(event.problem), self._roster.present
+        outcome = self.canaries.answered(lease.pair, lease.node, event.distance, has_problem, present, now)
         is_kept = self.canaries.is_open(lease.pair)
         said: list[Action] = [
             CompareUpdate(lease.node, lease.number, lease.block, lease.granted_at, lease.pair, is_kept)
@@ -139,8 +138,12 @@ class Trust:
         return Finding(said, sorted(outcome.wrong), why, voids)
 
     def _undecided(self, said: list[Action], nodes: AbstractSet[int], block: Block) -> Finding:
-        """Two nodes, or more, differ again and again. If somebody else may come, that one will decide."""
+        """Two nodes, or more, differ again and again. If somebody else may come, that one will decide. If one of them
+        has left, nobody is believed, and the others go on.
+        """
         assert self.audits is not None
+        if not nodes <= self._roster.members.keys():
+            return Finding(said, voids=True)
         who = " and ".join(map(str, sorted(nodes)))
         why = f"{self._where(block)}: nodes {who} compute different bits, again and again, and no third one can tell"
         if not self._is_open:
@@ -150,12 +153,11 @@ class Trust:
         return Finding(said, voids=True)
 
     def given_up(self) -> Finding | None:
-        """Nobody is left who could say whether these were right. Where two have differed, nobody is believed."""
+        """Nobody is left who could say whether these were right."""
         if self.audits is None or not self.audits.open:
             return None
         given_up = list(self.audits.given_up(self._roster.present, self._roster.awaited))
-        if not any(len(audit.opinions) > 1 for audit in given_up):
-            return Finding([]) if given_up else None
-        if all(audit.nodes <= self._roster.members.keys() for audit in given_up):
-            return self._undecided([], given_up[0].nodes, given_up[0].block)
-        return Finding([], voids=True)
+        differ = next((audit for audit in given_up if len(audit.opinions) > 1), None)
+        if differ is not None:
+            return self._undecided([], differ.nodes, differ.block)
+        return Finding([]) if given_up else None

@@ -172,8 +172,8 @@ class Team:
         return [bytes(one.cpu().numpy().data[:n]) for one, n in zip(everybody, sizes.tolist(), strict=True)]
 
     def close(self) -> None:
-        """Gloo's threads need Python to release what they sent last. So they have to end before Python does, and they do
-        when nobody has the group any more: DDP has it, in a circle. Else the process would abort.
+        """Gloo's threads need Python to release what they sent last. So they have to end before Python does, else the
+        process aborts; and they do when nobody has the group any more (DDP has it, in a circle).
         """
         dist.destroy_process_group()
         gc.collect()
