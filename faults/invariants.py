@@ -114,6 +114,7 @@ class Judge:
         """Before the coordinator is told: what the event is about, if it is about a lease that was not answered."""
         if isinstance(event, NodeJoined):
             self._held[event.node] = {}
+            self._sent_away.discard(event.node)  # it was cut off when it was named, and is looked at as if it were new
         elif isinstance(event, NodeLeft):
             lease, held = next(iter(self._held.get(event.node, {}).items()), (0, None))
             if event.died and held is not None and lease not in self._checks:
@@ -190,6 +191,10 @@ class Judge:
     def _compared(self, event: Event, block: Block | None, compare: CompareUpdate, now: float) -> None:
         if compare.lease not in self._checks or block != compare.block:
             self.refuse(f"{compare} because of {event}: that is no check")
+        if isinstance(event, UpdateArrived) and event.problem:
+            self._failures.setdefault(compare.block.first, set()).add(compare.node)
+        else:
+            self._managed(compare.node, compare.block)
 
     def _confirmed(self, event: Event, block: Block | None, confirm: Confirm, now: float) -> None:
         node, lease = self._gathered.get(confirm.block, (0, 0))
@@ -248,6 +253,7 @@ class Judge:
             if position in self.merged:
                 self.refuse(f"{merge}: position {position} was merged before")
             self.merged[position] = merge.version
+        self._managed(merge.node, merge.block)
         self._gathered[merge.block] = merge.node, merge.lease
         self._unfolded += merge.block.size
         self._unstepped += merge.block.size
@@ -259,6 +265,12 @@ class Judge:
             batch = event.batch if isinstance(event, WorkFailed) else 0
             position = min(block.first + max(batch, 0), block.end - 1)
             self._failures.setdefault(position, set()).add(reject.node)
+
+    def _managed(self, node: int, block: Block) -> None:
+        """It had no trouble there: so it was not the job, but those who had."""
+        for position in range(*block):
+            if position in self._failures:
+                self._failures[position] &= {node}
 
     def _made(self, event: Event, block: Block | None, make: MakeVersion, now: float) -> None:
         if make.version != self.version:
@@ -319,7 +331,7 @@ class Judge:
             if self.is_open or not any(n >= LIMIT and at not in self.merged for at, n in self._deaths.items()):
                 self.refuse(f"{end}: not so many nodes died at one batch")
         elif end.failure:
-            is_agreed = any(len(nodes) > 1 and at not in self.merged for at, nodes in self._failures.items())
+            is_agreed = any(len(nodes) > 1 for nodes in self._failures.values())
             if not is_agreed and (self.is_open or len(self._held) > 1):
                 self.refuse(f"{end}: no two nodes agree on that")
         elif self.end is not None and self.steps == self.last_step:

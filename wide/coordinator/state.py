@@ -304,11 +304,15 @@ class Pool:
         self.leases.answered(lease)
         is_part = event.batches is not None and event.batches < lease.block.size
         member.is_leaving |= is_part
-        if event.problem:
-            if not lease.pair or lease.block.first in self._failed:
-                return self._failed_on(member, lease, 0, event.problem, "", now)
+        faulty: list[Action] = []
+        if not event.problem:
+            faulty = self._failed_alone(member.node, lease.block)
+        elif not lease.pair or lease.block.first in self._failed:
+            return self._failed_on(member, lease, 0, event.problem, "", now)
+        else:
             self._failed[lease.block.first] = member.node  # it may be the job: the other one will tell
-        return self._found(self.trust.compared(lease, event, is_part, now), now)
+        compared, *follows = self._found(self.trust.compared(lease, event, is_part, now), now)
+        return [compared, *faulty, *follows]
 
     def _give_up_audits(self, now: float) -> list[Action]:
         finding = self.trust.given_up()
