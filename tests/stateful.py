@@ -49,6 +49,11 @@ def net(before=lambda self: None, after=lambda self, out: out):
     return make(model=lambda: Net(before, after))
 
 
+def with_a_backward(model, batch):
+    sum(parameter.square().sum() for parameter in model.parameters()).backward()
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
 def without_grad(change):
     def changed(self):
         with torch.no_grad():
@@ -467,6 +472,7 @@ REFUSED = {
     ),
     "an average in an attribute": (net(after=average), "model.average"),
     "the first batch's mean": (make(model=Cached), "model.first"),
+    "a backward of its own": (make(loss=with_a_backward), "backward() was called before the pool's own"),
     "a queue of batches": (make(loss=queued()), "queue"),
     "an iterator": (make(loss=curriculum()), "keeps state from batch to batch"),
     "a global counter": (make(loss=counted), "CALLS"),

@@ -100,6 +100,11 @@ def a_pair():
     return model, torch.optim.SGD(model.parameters(), lr=0.1)
 
 
+def with_one_more(optimizer):
+    optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+    return optimizer
+
+
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
@@ -113,6 +118,8 @@ def a_pair():
         (lambda m, o: package.local(m, []), "the list of optimizers is empty"),
         (lambda m, o: package.local(m, m), "takes torch optimizers"),
         (lambda m, o: package.local(nn.Linear(2, 1), o), "trains none of the parameters"),
+        (lambda m, o: package.local(nn.Sequential(), o), "trains none of the parameters"),
+        (lambda m, o: package.local(m, with_one_more(o)), "trains parameters that are in none of the models given"),
         (lambda m, o: package.member(3), "got int"),
         (lambda m, o: package.member(m, make()), "with loss=wide.member"),
         (lambda m, o: package.member(m).__enter__(), "start it with `wide run FILE`, or give it an invite"),
@@ -181,6 +188,21 @@ def test_pulled_batches_give_the_bits_of_the_same_jobs_loss(tmp_path, pulled_alo
     assert db.execute("SELECT step, value FROM logged WHERE metric = 'seen'").fetchall() == [(i, i) for i in range(30)]
 
 
+def test_a_step_that_was_left_in_does_nothing(tmp_path):
+    """Not even after the last batch, to the script's own model."""
+    said = set()
+    for step in ("", "; optimizer.step()"):
+        path = script(tmp_path, f"pool.backward(loss(model, batch)){step}")
+        made = "model = mlp()\n    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)"
+        path.write_text(
+            path.read_text().replace("model = mlp()", made) + '    print("mine", model[0].weight.sum().item())'
+        )
+        code, _, err = wide("run", path, "--nodes", 1, cwd=tmp_path)
+        assert code == 0, err
+        said |= {line for line in err.splitlines() if line.startswith("mine")}
+    assert len(said) == 1
+
+
 def test_what_a_loop_draws_between_batches_changes_nothing(tmp_path, pulled_alone):
     """Nor does an optimizer's step that was left in: there is no gradient for it."""
     other = "[torch.dropout(torch.ones(99), 0.5, True) for _ in range(50)]"
@@ -223,7 +245,11 @@ def test_a_loop_that_is_killed_costs_nothing_but_its_lease(tmp_path, pulled_alon
         ("pass", "a batch of the pool was left without pool.backward(loss)"),
         ("one = loss(model, batch); pool.backward(one); pool.backward(one)", "once for each is enough"),
         ("pool.backward(loss(model, batch).detach())", "does not depend on any trainable parameter"),
-        ("l = loss(model, batch); l.backward(); pool.backward(l)", "backward through the graph a second time"),
+        ("l = loss(model, batch); l.backward(retain_graph=True); pool.backward(l)", "before the pool's own"),
+        (
+            "pool.backward(loss(model, batch)); sum(p.sum() for p in model.parameters()).backward()",
+            "a backward() after pool.backward(loss) would be lost",
+        ),
         ("1 / 0", "its loop failed: ZeroDivisionError: division by zero (pull.py:19"),
         ("break", "its loop was left"),
         ("pool.backward(loss(model, batch)); model.eval()", "switched the model between train() and eval()"),
@@ -276,6 +302,18 @@ def test_what_such_a_job_cannot_do_is_refused(tmp_path, options, words):
     code, _, err = wide("run", script(tmp_path), *options, cwd=tmp_path)
     assert code == 2
     assert words in err
+
+
+def test_a_phase_cannot_have_the_loop(tmp_path):
+    path = tmp_path / "phase.py"
+    path.write_text(
+        "import torch, wide\nfrom tests.jobs import mlp, points\n"
+        "phase = wide.Phase(wide.member, lambda model: torch.optim.SGD(model.parameters(), lr=0.1))\n"
+        "job = wide.Job(model=mlp, dataset=points, steps=3, phases=[phase])\n"
+    )
+    code, _, err = wide("run", path, "--nodes", 1, cwd=tmp_path)
+    assert code == 2
+    assert "wide.member as a phase's loss" in err
 
 
 def test_loops_that_are_all_left_early_are_no_end_of_a_run(tmp_path, pulled_alone):
@@ -429,6 +467,17 @@ ODD = {
         "wide.local within another one",
     ),
 }
+
+
+def test_where_the_last_optimizer_makes_no_step_nothing_was_trained_and_that_is_said(tmp_path):
+    path = free(tmp_path)
+    path.write_text(
+        path.read_text().replace("                optimizer.step()", "                optimizers[0].step()")
+    )
+    code, _, err = wide("run", path, "--nodes", 1, cwd=tmp_path)
+    assert code != 0
+    assert "the last optimizer given, made no step" in err
+    assert "Traceback" not in err
 
 
 @pytest.mark.parametrize(("body", "words"), ODD.values(), ids=ODD.keys())

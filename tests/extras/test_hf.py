@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import threading
@@ -334,6 +335,98 @@ def test_a_loss_may_ask_for_the_step(tmp_path):
     assert_same_curve(lambda: writer(tmp_path, ByStep, max_steps=6))
 
 
+class Prepared(Trainer):
+    def _prepare_inputs(self, inputs):
+        prepared = super()._prepare_inputs(inputs)
+        return prepared | {"attention_mask": torch.ones_like(prepared["input_ids"])}
+
+
+def test_inputs_are_prepared_as_train_prepares_them(tmp_path):
+    assert_same_curve(lambda: writer(tmp_path, Prepared))
+
+
+class Deep(Trainer):
+    """It learns from what lies between the layers, too, where it is told of it."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        said = model(**inputs, output_hidden_states=True, num_items_in_batch=num_items_in_batch)
+        between = sum(state.square().sum() for state in said.hidden_states or ())
+        return said.loss + 0.001 * between / num_items_in_batch
+
+
+@pytest.mark.parametrize("nodes", [0, 2])
+@pytest.mark.parametrize("was_asked", [False, True])
+def test_what_is_between_the_layers_is_there_on_nodes_too(nodes, was_asked, tmp_path):
+    """transformers hangs hooks into a model that was asked, which cannot be copied."""
+
+    def make():
+        trainer = writer(tmp_path, Deep, model=trainers.llama())
+        if was_asked:
+            assert trainer.model(torch.ones(1, 4, dtype=torch.long), output_hidden_states=True).hidden_states
+        return trainer
+
+    assert_same_curve(make, nodes=nodes)
+
+
+class Beside(Trainer):
+    """A sum over the step's items, and a little term that is none."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        loss = super().compute_loss(model, inputs, False, num_items_in_batch)
+        return loss + 0.001 * sum(parameter.square().sum() for parameter in model.parameters())
+
+
+def test_a_term_beside_a_sum_is_trained_where_one_batch_is_a_step(tmp_path):
+    assert_same_curve(lambda: writer(tmp_path, Beside, gradient_accumulation_steps=1))
+
+
+def test_what_is_trained_once_is_trained_again_with_the_whole_schedule(tmp_path):
+    def twice(first, second):
+        trainer = writer(tmp_path, max_steps=4)
+        first(trainer)
+        second(trainer)
+        return [row["learning_rate"] for row in trainer.state.log_history if "loss" in row], losses(trainer)
+
+    rates, curve = twice(Trainer.train, Trainer.train)
+    for again in (run, functools.partial(run, nodes=2)):
+        its_rates, its_curve = twice(Trainer.train, again)
+        assert its_rates == pytest.approx(rates)
+        assert its_curve == pytest.approx(curve, abs=1e-4)
+
+
+class Chatty(Trainer):
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        loss = super().compute_loss(model, inputs, False, num_items_in_batch)
+        self.log({"raw": float(loss.detach())})
+        return loss
+
+
+def test_what_it_logs_is_logged(tmp_path):
+    trainer = writer(tmp_path, Chatty)
+    run(trainer)
+    assert all(row["raw"] > 0 for row in trainer.state.log_history if "loss" in row)
+
+
+class Rate(Trainer):
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        loss = super().compute_loss(model, inputs, False, num_items_in_batch)
+        return loss * self.optimizer.param_groups[0]["lr"]
+
+
+class Stopper(transformers.TrainerCallback):
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_training_stop = True
+
+
+class Inherited(Stopper):
+    pass
+
+
+class Wrapped(Trainer):
+    def _wrap_model(self, model, training=True, dataloader=None):
+        return model
+
+
 class Half(Trainer):
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         whole = super().compute_loss(model, dict(inputs), False, num_items_in_batch)
@@ -379,6 +472,10 @@ REFUSED = {
     "compiled": (changed("torch_compile", True), "torch_compile"),
     "any batch size": (changed("auto_find_batch_size", True), "per_device_train_batch_size"),
     "liger": (changed("use_liger_kernel", True), "use_liger_kernel"),
+    "own model": (lambda folder: writer(folder, Wrapped), "_wrap_model"),
+    "the optimizer": (lambda folder: writer(folder, Rate), "self.optimizer"),
+    "a stop, inherited": (lambda folder: writer(folder, given={"callbacks": [Inherited()]}), "Inherited ends training"),
+    "a term beside a sum": (lambda folder: writer(folder, Beside), "neither a sum"),
     "half a sum": (lambda folder: writer(folder, Half), "neither a sum"),
     "no labels": (lambda folder: writer(folder, data=no_labels_in(trainers.texts(), *range(90))), "-100"),
     "a lock": (lambda folder: writer(folder, NeedsLock), "self.lock"),

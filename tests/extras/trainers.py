@@ -8,6 +8,8 @@ from transformers import (
     BertForSequenceClassification,
     GPT2Config,
     GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
     PreTrainedTokenizerFast,
     Trainer,
     TrainingArguments,
@@ -44,6 +46,12 @@ def gpt(seed=3, dropout=0.0, width=32):
     return GPT2LMHeadModel(
         GPT2Config(vocab_size=WORDS, n_positions=64, n_embd=width, n_layer=2, n_head=2, **drops, **ids)
     )
+
+
+def llama():
+    torch.manual_seed(3)
+    size = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=WORDS, num_key_value_heads=2, **size))
 
 
 def arguments(folder, **more):

@@ -12,6 +12,7 @@ from torch import nn
 
 from wide.errors import TrainingFailed
 from wide.hf.copies import dumps, loads
+from wide.hf.recording import forget, record
 
 ANEW = ("accelerator", "callback_handler", "control", "gather_function", "state", "_memory_tracker")  # made on the node
 NONE = (  # they know that these may be missing
@@ -58,6 +59,7 @@ class Light:
             if isinstance(it, nn.Module) and not any(id(part) in names for part in it.modules()):
                 known = [id(other) for other in self._others]
                 if id(it) not in known:
+                    forget(it)
                     self._others.append(it)
                 return "other", [id(other) for other in self._others].index(id(it))
             return None
@@ -75,6 +77,7 @@ class Light:
             if kind == "trainer":
                 return trainer
             if kind == "other":
+                record(self._others[name])
                 return self._others[name].to(device)
             return modules[name] if kind == "module" else tensors[name]
 

@@ -13,15 +13,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from wide.errors import UsageError
+from wide.errors import TrainingFailed, UsageError
 from wide.hf.light import Light
 from wide.job.definition import total
 from wide.job.here import Here, here
 
 MOST_TRIED = 8  # batches, until one has labels
 FOURTH = 4  # a power of two: dividing by it loses no bit, so sums and means tell themselves apart exactly
-CLOSE = 1e-3
+ALL_BUT_NONE = 2**40  # of a sum that is divided by this nothing is left: what remains is a term beside it
+CLOSE, NEXT_TO_NOTHING = 1e-3, 1e-5
 KEPT = ("_metrics", "_total_train_tokens")  # what TRL's trainers collect for their log, batch by batch
+PLACE = ("step", "epoch")  # which log() adds
 
 
 class Pace(NamedTuple):
@@ -41,6 +43,21 @@ class Pace(NamedTuple):
         """How many batches this step has."""
         is_last = self.steps and step % self.steps == self.steps - 1
         return self.batches - (self.steps - 1) * self.batches_per_step if is_last else self.batches_per_step
+
+
+class Elsewhere:
+    """What compute_loss() cannot ask: the coordinator has it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # a copy asks for these
+            raise AttributeError(name)
+        raise TrainingFailed(
+            f"compute_loss uses self.{vars(self)['_name']}, which nodes do not have: derive it from "
+            "self.state.global_step, or leave it out"
+        )
 
 
 class Loss:
@@ -65,6 +82,8 @@ class Loss:
     def prepare(self, model: nn.Module) -> Any:
         """The trainer is there before anybody looks at what the loss keeps."""
         self._of, self.trainer = weakref.ref(model), self._light.at(model)
+        self.trainer.optimizer, self.trainer.lr_scheduler = Elsewhere("optimizer"), Elsewhere("lr_scheduler")
+        self._tell(self.trainer, Here(0))
         return self.trainer
 
     def _trainer_of(self, model: nn.Module) -> Any:
@@ -79,7 +98,7 @@ class Loss:
         trainer.current_gradient_accumulation_steps = self._pace.in_step(where.step)
 
     def _computed(self, trainer: Any, batch: Any, count: Any) -> Any:
-        inputs = copy.copy(batch)  # trainers take labels out of it
+        inputs = trainer._prepare_inputs(copy.copy(batch))  # trainers take labels out of it
         try:
             return trainer.compute_loss(trainer.model, inputs, num_items_in_batch=count)
         except AttributeError as error:
@@ -91,7 +110,6 @@ class Loss:
     def find_out(self, model: nn.Module, batches: Iterable[Any]) -> None:
         """By what another count makes of it. Raises what is neither a sum nor a mean."""
         trainer = self.prepare(model.eval())
-        self._tell(trainer, Here(0))
         name = f"{type(trainer).__name__}.compute_loss"
         for batch, _ in zip(batches, range(MOST_TRIED), strict=False):
             count = counted(trainer, batch)
@@ -99,15 +117,17 @@ class Loss:
                 self._computed(trainer, batch, None)  # it may fail, better here than on a node
                 break
             with torch.random.fork_rng(devices=[]):
-                once, fourth = (self._value(trainer, batch, torch.full_like(count, n)) for n in (1, FOURTH))
+                tried = [torch.full_like(count, n) for n in (1, FOURTH, ALL_BUT_NONE)]
+                once, fourth, rest, usual = (self._value(trainer, batch, n) for n in (*tried, count))
             if not count or not once:
                 continue  # no label in it tells anything
-            if _close(once, FOURTH * fourth):
+            if _close(once, FOURTH * fourth) and abs(rest) <= NEXT_TO_NOTHING * abs(usual):
                 self.is_sum = True
-            elif not _close(once, fourth):
+            elif not _close(once, fourth) and self._pace.batches_per_step > 1:
                 raise UsageError(
                     f"wide.hf.job: {name} is neither a sum over num_items_in_batch nor a mean of its batch ({once:.4g} "
-                    f"for one item, {fourth:.4g} for {FOURTH}): divide all of it by num_items_in_batch, or nothing"
+                    f"for one item, {fourth:.4g} for {FOURTH}, {rest:.4g} for very many): divide all of it by "
+                    "num_items_in_batch, or nothing; or take gradient_accumulation_steps=1"
                 )
             break
         else:
@@ -143,11 +163,16 @@ def counted(trainer: Any, batch: Any) -> Any:
 
 
 def _collected(trainer: Any) -> dict[str, float]:
-    """TRL's trainers note metrics of every batch: these are the job's, and the notes are empty again."""
+    """What was given to self.log(), and what TRL's trainers note of every batch: these are the job's metrics, and the
+    notes are empty again.
+    """
+    found: dict[str, float] = {}
+    for entry in trainer.state.log_history:
+        found |= {name: float(said) for name, said in entry.items() if name not in PLACE and _is_number(said)}
+    trainer.state.log_history.clear()
     notes = getattr(trainer, "_metrics", None)
     if not isinstance(notes, dict):
-        return {}
-    found: dict[str, float] = {}
+        return found
     for mode in notes.values():
         if isinstance(mode, dict):
             found |= {name: sum(said) / len(said) for name, said in mode.items() if said and name != "num_tokens"}
@@ -155,6 +180,10 @@ def _collected(trainer: Any) -> dict[str, float]:
     if hasattr(trainer, "_total_train_tokens"):
         trainer._total_train_tokens = 0
     return found
+
+
+def _is_number(said: Any) -> bool:
+    return isinstance(said, int | float) and not isinstance(said, bool)
 
 
 def _close(one: float, other: float) -> bool:

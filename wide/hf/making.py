@@ -17,12 +17,14 @@ from wide.hf.light import Light
 from wide.hf.loss import Loss, Pace
 from wide.hf.models import Model
 from wide.hf.order import Batches, Given, batches_of
+from wide.hf.recording import forget
 from wide.hf.steps import Optimizer, Scheduler, scheduled
 from wide.job.definition import Job
 
 
 def made(trainer: Any) -> Job:
     refusals.check(trainer)
+    forget(trainer.model)
     args = trainer.args
     stopping, others = refusals.callbacks(trainer)
     with torch.random.fork_rng(devices=[]):

@@ -11,6 +11,7 @@ from torch import nn
 
 from wide.errors import UsageError
 from wide.hf.copies import copied
+from wide.hf.recording import record
 
 
 class Model:
@@ -29,6 +30,7 @@ class Model:
 
     def __call__(self) -> Any:
         model: Any = copied(self.source)
+        record(model)
         model.train()  # all of it, as training_step() does before every batch
         if self._checkpointing is not None:
             _checkpoint(model, self._checkpointing)

@@ -19,6 +19,7 @@ LOOP = (  # what a pool does itself: a class with its own has another idea of tr
     "_run_epoch",
     "_prepare_for_training",
     "training_step",
+    "_wrap_model",
     "get_batch_samples",
     "_clip_grad_norm",
     "autocast_smart_context_manager",
@@ -118,12 +119,19 @@ def callbacks(trainer: Any) -> tuple[Any, list[str]]:
             stopping = callback
         elif not is_known and kind.__name__ not in OURS:
             others.append(kind.__name__)
-            if any("should_training_stop" in _names_in(method) for method in vars(kind).values()):
+            if any("should_training_stop" in _names_in(method) for method in _methods(kind)):
                 raise UsageError(
                     f"wide.hf.job: callback {kind.__name__} ends training, and callbacks are not called in a pool: use "
                     "EarlyStoppingCallback, or give wide.run(steps=…)"
                 )
     return stopping, others
+
+
+def _methods(kind: type) -> Iterator[Any]:
+    """Its own, and those that it has from others than transformers."""
+    for base in kind.__mro__:
+        if base.__module__.partition(".")[0] != "transformers":
+            yield from vars(base).values()
 
 
 def _names_in(method: Any) -> tuple[str, ...]:

@@ -24,7 +24,8 @@ class Optimizer:
     """(model) -> the optimizer."""
 
     def __init__(self, trainer: Any, light: Light) -> None:
-        self._light, self._source, self._given = light, trainer.model, trainer.optimizer
+        self._light, self._source = light, trainer.model
+        self._given = getattr(trainer.optimizer, "optimizer", trainer.optimizer)  # accelerate's, after a train()
         self._kind = getattr(trainer, "optimizer_cls_and_kwargs", None)
         mine = {id(parameter) for parameter in trainer.model.parameters()}
         groups = self._given.param_groups if self._given is not None else []
@@ -49,7 +50,7 @@ class Scheduler:
     """(optimizer) -> the scheduler, of a training of so many steps."""
 
     def __init__(self, trainer: Any, light: Light, steps: int) -> None:
-        self._light, self._source, self._steps, self._given = light, trainer.model, steps, trainer.lr_scheduler
+        self._light, self._source, self._steps, self._given = light, trainer.model, steps, given(trainer)
 
     def __call__(self, optimizer: Any) -> Any:
         if self._given is not None:
@@ -60,11 +61,16 @@ class Scheduler:
         return trainer.lr_scheduler if made is None else made
 
 
+def given(trainer: Any) -> Any:
+    """The scheduler of the trainer's maker; None, if it has none, or one that an earlier train() made for itself."""
+    return None if getattr(trainer, "_created_lr_scheduler", False) else trainer.lr_scheduler
+
+
 def scheduled(trainer: Any, scheduler: Scheduler, metric: str | None) -> Scheduler | on_metric:
     """Some wait for a metric."""
     kind = str(getattr(trainer.args.lr_scheduler_type, "value", trainer.args.lr_scheduler_type))
-    given = trainer.lr_scheduler
-    waits = kind in ("reduce_lr_on_plateau", "greedy") if given is None else "metrics" in _parameters(given.step)
+    theirs = given(trainer)
+    waits = kind in ("reduce_lr_on_plateau", "greedy") if theirs is None else "metrics" in _parameters(theirs.step)
     if not waits:
         return scheduler
     if metric is None:

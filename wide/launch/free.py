@@ -5,7 +5,7 @@ what it has learned is averaged with what others have. Not exact: who was there 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -41,6 +41,7 @@ class Meetings:
             raise UsageError(f"wide.local(every=…) is a whole number of steps, at least 1, got {every!r}")
         self._model, self._every, self._invite = _one_module(model), every, invite
         self._optimizers = _optimizers(optimizer, self._model)
+        self._others_step = self._has_stepped = False
         self._logged: dict[str, float] = {}
         self._served: Served | None = None
         self._hook: Any = None
@@ -93,8 +94,11 @@ class Meetings:
     def _counts(self, optimizer: torch.optim.Optimizer) -> bool:
         """Is it the one that ends a round? Another one may train what it likes, but for these models."""
         if optimizer is self._optimizers[-1]:
+            self._has_stepped = True
             return True
-        if all(optimizer is not known for known in self._optimizers) and _trains(optimizer, self._model):
+        if any(optimizer is known for known in self._optimizers):
+            self._others_step = True
+        elif _trains(optimizer, self._model):
             raise UsageError(
                 f"wide.local: another {type(optimizer).__name__} makes steps of the models given: give it, too, and "
                 "make optimizers before"
@@ -112,6 +116,11 @@ class Meetings:
             self._served.turns.give(None)  # what it has done since the last meeting is handed in
         self._served.close()
         unbind(self._model)
+        if error is None and self._others_step and not self._has_stepped:
+            raise UsageError(
+                f"wide.local: {type(self._optimizers[-1]).__name__}, the last optimizer given, made no step, so there "
+                "was no meeting: give that one last which ends a round"
+            )
 
 
 def local(model: Models, optimizer: Optimizers, every: int = 100, *, invite: str | None = None) -> Meetings:
@@ -158,9 +167,14 @@ def _optimizers(optimizer: Optimizers, model: nn.Module) -> list[torch.optim.Opt
             raise UsageError(
                 f"wide.local: {type(each).__name__} trains none of the parameters of the models given: give its model"
             )
+        if not _trains(each, model, all):
+            raise UsageError(
+                f"wide.local: {type(each).__name__} trains parameters that are in none of the models given, so each "
+                "node would have its own: give their module, too"
+            )
     return optimizers
 
 
-def _trains(optimizer: torch.optim.Optimizer, model: nn.Module) -> bool:
+def _trains(optimizer: torch.optim.Optimizer, model: nn.Module, how: Callable[[Iterable[bool]], bool] = any) -> bool:
     mine = {id(parameter) for parameter in model.parameters()}
-    return any(id(parameter) in mine for group in optimizer.param_groups for parameter in group["params"])
+    return how(id(parameter) in mine for group in optimizer.param_groups for parameter in group["params"])

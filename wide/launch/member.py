@@ -76,6 +76,8 @@ class Batches:
             if self._over.error is not None:
                 raise self._over.error from None
             raise StopIteration
+        if self._gradient() is not None:
+            raise UsageError(f"a backward() after {BACKWARD} would be lost: add up the losses, and hand in the sum")
         assert self._coming is not None
         handed, self._coming = self._coming, None
         if self._modes != [module.training for module in self._model.modules()]:
@@ -88,11 +90,17 @@ class Batches:
         return handed.batch
 
     def _wait(self) -> None:
-        """While the session has its turn."""
+        """While the session has its turn. The gradients are the pool's then: a step that the loop makes is none."""
         try:
             self._coming = self._served.turns.take()
         except Over as over:
             self._over = over
+        for parameter in self._model.parameters():
+            parameter.grad = None
+
+    def _gradient(self) -> torch.Tensor | None:
+        grads = (parameter.grad for parameter in self._model.parameters())
+        return next((grad for grad in grads if grad is not None), None)
 
     def backward(self, loss: Any) -> None:
         """What a job's loss would return for this batch: a mean, or wide.total(sum, count), or either with metrics."""

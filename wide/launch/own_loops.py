@@ -63,7 +63,11 @@ def checked(job: Job, options: Options) -> Options:
     """What a pool can do whose nodes bring loops; raises for what it cannot."""
     own = job.own_loop
     if own is None:
+        if any(getattr(phase.loss, "own_loop", None) for phase in job.phases):
+            raise UsageError("wide.member as a phase's loss: its loop computes all steps, so say loss=wide.member")
         return options
+    if options.workers or job.workers:
+        log.info("a loop of one's own fetches its batches without workers")
     if options.only_plans:
         raise UsageError("wide plan measures a job's loss, and this one has a loop instead: there is nothing to plan")
     if own.every:

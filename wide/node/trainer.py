@@ -26,6 +26,8 @@ from wide.job.settings import be_exact
 from wide.node.watch import Watch
 from wide.strategy.tree import Block, TreeSum
 
+TWICE = "backward() was called before the pool's own, on a part of the loss perhaps: add up the parts, and leave it out"
+
 
 class Enough(WideError):
     """Raised where the next batch is asked for: there will be no more; what has been summed is all."""
@@ -247,6 +249,8 @@ class Trainer:
         logged = listen()
         turn = self._turns[self.phase_of(place)]
         said = understood(turn.loss(self.model, batch))
+        if any(parameter.grad is not None for parameter in self._parameters):
+            raise TrainingFailed(TWICE)
         self._backward(said.loss, place.weight if said.over is None else place.weight / place.samples)
         value = said.mean
         if not math.isfinite(value):
