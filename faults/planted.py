@@ -159,7 +159,7 @@ def retried_without_end() -> Iterator[None]:
     real = Pool._failed_on
 
     def failed_on(self: Pool, *details: Any) -> list[Action]:
-        self._failed.clear()
+        self._failures.step_closed()
         return real(self, *details)
 
     with patch.object(Pool, "_failed_on", failed_on):

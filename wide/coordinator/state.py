@@ -37,6 +37,7 @@ from wide.coordinator.events import (
     VoidVersion,
     WorkFailed,
 )
+from wide.coordinator.failures import Failures
 from wide.coordinator.granting import Granting
 from wide.coordinator.leases import Lease, Leases
 from wide.coordinator.machines import Machines
@@ -89,7 +90,7 @@ class Pool:
         self._save_every_s, self._saved_at = save_every_s, -math.inf
         self._saves_soon = False  # because somebody wants it
         self.is_paused = self._is_full = False  # by the run's owner; of weights to be evaluated
-        self._failed: dict[int, int] = {}  # position -> the first node that failed there
+        self._failures = Failures()
         self._verdicts, self._awaited = verdicts, verdicts.awaited if verdicts is not None else 0
         self._held_back: list[int] = []  # steps that are whole, but for a verdict
         self.deadly = Deadly(is_open)
@@ -274,26 +275,22 @@ class Pool:
         position = min(lease.block.first + max(batch, 0), lease.block.end - 1)
         where = f"{self._where(Block(position, position + 1))}, node {member.node}: {problem}"
         reject = RejectUpdate(member.node, lease.number, "failed", where, lease.block, lease.granted_at)
-        is_agreed = self._failed.get(position, member.node) != member.node  # one alone, however often, is not believed
+        is_agreed = self._failures.agree(position, member.node)
         if is_agreed or (len(self.members) == 1 and not self.is_open):
             return [reject, *self._end(now, "failed", where, details)]
-        self._failed[position] = member.node
         return [reject, *self._drop(member, problem, now)]
 
     def _told_by(self, node: int, block: Block) -> list[Action]:
         """What the merging of this one's update tells of those who were doubted there, or failed."""
         finding = self.trust.merged(node, block)
         told = self._follow_up(finding) if finding is not None else []
-        return [*told, *self._failed_alone(node, block)] if self._failed else told
+        return [*told, *self._failed_alone(node, block)]
 
     def _failed_alone(self, node: int, block: Block) -> list[Action]:
         """Another one had no trouble there: so it was not the job."""
-        faulty = {at: who for at, who in self._failed.items() if block.first <= at < block.end and who != node}
-        for at in faulty:
-            del self._failed[at]
         return [
             TellOf(who, "faulty", f"{self._where(Block(at, at + 1))}: it failed there, and node {node} did not")
-            for at, who in faulty.items()
+            for at, who in self._failures.managed(block, node)
         ]
 
     # ── who is right ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -304,13 +301,9 @@ class Pool:
         self.leases.answered(lease)
         is_part = event.batches is not None and event.batches < lease.block.size
         member.is_leaving |= is_part
-        faulty: list[Action] = []
-        if not event.problem:
-            faulty = self._failed_alone(member.node, lease.block)
-        elif not lease.pair or lease.block.first in self._failed:
+        if event.problem and (not lease.pair or self._failures.agree(lease.block.first, member.node)):
             return self._failed_on(member, lease, 0, event.problem, "", now)
-        else:
-            self._failed[lease.block.first] = member.node  # it may be the job: the other one will tell
+        faulty = [] if event.problem else self._failed_alone(member.node, lease.block)
         compared, *follows = self._found(self.trust.compared(lease, event, is_part, now), now)
         return [compared, *faulty, *follows]
 
@@ -363,7 +356,7 @@ class Pool:
         if closed:
             self.steps = closed[-1] + 1
             kept += [CloseStep(step, self._is_evaluated(step)) for step in closed]
-            self._failed.clear()
+            self._failures.step_closed()
             self._await_verdicts(sum(map(self._is_evaluated, closed)))
         if is_step and self._granting.started_at is not None and self._is_time_to_save(now):
             kept.append(self._save(now))
