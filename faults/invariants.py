@@ -376,7 +376,7 @@ def check_ledger(judge: Judge, disk: Disk, strategies: Mapping[str, Strategy]) -
 def check_buffers(judge: Judge, server: Server) -> None:
     """Is every buffer that is in use in somebody's hands, and in nobody's twice?"""
     hands: list[Any] = [taken.flat for taken in server.run._at_hand.values()]
-    hands += [flat for flat, _ in server.run._compare.kept.values()]
+    hands += [taken.flat for taken in server.run._compare.kept.values()]
     for peer in server.exchange._board.everybody:
         hands += [arriving.flat for arriving in peer.incoming.arriving]
         hands += list(peer.incoming.payloads)

@@ -18,7 +18,7 @@ from tests.jobs import make, mlp
 from tests.processes import ROOT, environment
 from tests.twin import ELSEWHERE, Twin
 from wide.codec.digest import KEY_NBYTES, Digest
-from wide.codec.layout import Flat, Layout
+from wide.codec.layout import Flat, Layout, scale
 from wide.coordinator.taken import Comparison, Taken
 
 LAYOUT = Layout(nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Linear(5, 2)))
@@ -273,7 +273,16 @@ def test_metrics_of_two_nodes_are_near_or_far(mine, theirs, is_near):
     comparison, one, other = Comparison(lambda flat: None, {"m"}.__contains__), an_answer(), an_answer()
     one.total.logged, other.total.logged = mine, theirs
     comparison.done(1, True, Taken(one.total, [], one.losses, None))
-    assert (comparison.distance(1, other.total, other.losses, 1e-3) <= 1) == is_near
+    assert (comparison.distance(1, Taken(other.total, [], other.losses, None)) <= 1) == is_near
+
+
+@pytest.mark.parametrize(("one_is_on_cpu", "other_is_on_cpu"), [(True, True), (True, False), (False, True)])
+def test_what_is_allowed_follows_from_the_devices_of_these_two(one_is_on_cpu, other_is_on_cpu):
+    comparison, one, other = Comparison(lambda flat: None), an_answer(), an_answer()
+    scale(other.total, 1.01)
+    comparison.done(1, True, Taken(one.total, [], one.losses, None, is_on_cpu=one_is_on_cpu))
+    distance = comparison.distance(1, Taken(other.total, [], other.losses, None, is_on_cpu=other_is_on_cpu))
+    assert (distance > 1) == (one_is_on_cpu and other_is_on_cpu)
 
 
 def totals(model, batch):

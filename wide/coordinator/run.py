@@ -4,7 +4,7 @@ network, and nodes only by their numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from wide.codec.layout import Flat
@@ -102,9 +102,9 @@ class Run:
         self._at_hand[lease] = taken
         return True
 
-    def distance(self, pair: int, flat: Flat, losses: Sequence[float], allowed: float) -> float | None:
+    def distance(self, pair: int, lease: int) -> float | None:
         """From the other answer of this pair, in units of what is allowed; None: that has not come."""
-        return self._compare.distance(pair, flat, losses, allowed)
+        return self._compare.distance(pair, self._at_hand[lease])
 
     def finish_evaluation(self, steps: int, last_step: int | None) -> None:
         """If the last evaluation before this process was not finished."""
@@ -162,7 +162,7 @@ class Run:
     # ── actions ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _merge(self, merge: MergeUpdate) -> Pending | None:
-        flat, sizes, losses, journey, digest = self._at_hand.pop(merge.lease)
+        flat, sizes, losses, journey, digest, _ = self._at_hand.pop(merge.lease)
         self.record.merged(merge, self.strategy, sizes[: merge.block.size], losses, journey, flat.weights, digest)
         return self.aside.do(lambda: self._fold.merge(merge, flat), lambda: reach("merge.before_answer"))
 

@@ -36,7 +36,6 @@ from wide.telemetry.totals import NodeTotals, totals_of
 from wide.wire import messages as say
 
 TICK_S = 0.05
-CPUS_APART, DEVICES_APART = 1e-3, 2e-2  # how far the gradients of one batch may be, relative to their length
 AWAY_S = 1.0  # a loop that was away for so long was busy itself: nobody else was silent
 LINKS_S = 1.0
 SNAPSHOT_S, LARGE = 0.25, 64  # of a larger pool a picture is made four times less often
@@ -251,21 +250,17 @@ class Server:
         member = self.pool.members.get(it.node)
         lease = member.leases.get(it.lease) if member is not None else None
         what = (it.node, it.lease, it.problem, it.journey.compute_s, len(it.losses), it.digest)
-        taken = Taken(it.flat, it.sizes, it.losses, it.journey, it.digest)
+        home = self._painter.homes.get(it.node)
+        is_on_cpu = home is None or " cpu," in home.build
+        taken = Taken(it.flat, it.sizes, it.losses, it.journey, it.digest, is_on_cpu)
         if lease is None:  # the pool will say so; and what is at hand for that lease is another's, or counted already
             self.run.master.release(it.flat)
             self._queue.post(events.UpdateArrived(*what))
         elif self.pool.is_over or not self.run.take(it.lease, taken):
             self.run.master.release(it.flat)
         else:
-            distance = self._distance(it, lease) if lease.pair else None
+            distance = self.run.distance(lease.pair, it.lease) if lease.pair else None
             self._queue.post(events.UpdateArrived(*what, distance, self._doubt(it, lease)))
-
-    def _distance(self, it: happened.Updated, lease: Lease) -> float | None:
-        """How far two nodes are apart that were given the same batch; what is allowed follows from their devices."""
-        builds = [home.build for home in self._painter.homes.values()]
-        allowed = CPUS_APART if all(" cpu," in build for build in builds) else DEVICES_APART
-        return self.run.distance(lease.pair, it.flat, it.losses, allowed)
 
     def _doubt(self, it: happened.Updated, lease: Lease) -> str:
         """What is odd about an update that is sound, if anything."""

@@ -12,6 +12,7 @@ from wide.coordinator.canaries import MOST_PAIRS
 from wide.job.here import Logged
 from wide.telemetry.journey import Journey
 
+CPUS_APART, DEVICES_APART = 1e-3, 2e-2  # how far the gradients of one batch may be, relative to their length
 METRICS_APART = 0.1  # relative to them, or to 1: a sample more or less that is right may depend on the last bit
 
 
@@ -23,6 +24,7 @@ class Taken(NamedTuple):
     losses: Sequence[float]
     journey: Journey
     digest: int | Later = 0
+    is_on_cpu: bool = True
 
 
 class Comparison:
@@ -32,32 +34,33 @@ class Comparison:
 
     def __init__(self, release: Callable[[Flat], None], goes_by: Callable[[str], bool] | None = None) -> None:
         self._release, self._goes_by = release, goes_by
-        self.kept: dict[int, tuple[Flat, Sequence[float]]] = {}  # by pair
+        self.kept: dict[int, Taken] = {}  # by pair
 
     def done(self, pair: int, is_kept: bool, taken: Taken) -> None:
         """Nothing more follows from this answer, nor from the other one of its pair; or it is kept for that."""
         if is_kept:
-            self.kept[pair] = taken.flat, taken.losses
+            self.kept[pair] = taken
             gone = list(self.kept)[:-MOST_PAIRS]
         else:
             self._release(taken.flat)
             gone = [pair] if pair in self.kept else []
         for other in gone:
-            self._release(self.kept.pop(other)[0])
+            self._release(self.kept.pop(other).flat)
 
-    def distance(self, pair: int, flat: Flat, losses: Sequence[float], allowed: float) -> float | None:
+    def distance(self, pair: int, taken: Taken) -> float | None:
         """The largest one of the gradients', the losses' and the counts', each relative to what they are; over what is
-        allowed. So are metrics, of which more is allowed.
+        allowed to these two devices. So are metrics, of which more is allowed.
         """
         if pair not in self.kept:
             return None
-        other, its_losses = self.kept[pair]
+        flat, losses, kept = taken.flat, taken.losses, self.kept[pair]
+        other, its_losses = kept.flat, kept.losses
         far = apart(flat, other)
         if len(flat.weights) != len(other.weights):
             return math.inf  # one says that its losses are totals
         for mine, theirs in zip((*losses, *flat.weights), (*its_losses, *other.weights), strict=False):
             far = max(far, abs(mine - theirs) / max(abs(mine), abs(theirs), 1e-6))
-        far /= allowed
+        far /= CPUS_APART if taken.is_on_cpu and kept.is_on_cpu else DEVICES_APART
         if self._goes_by is not None:
             far = max(far, _metrics_apart(flat.logged, other.logged, self._goes_by) / METRICS_APART)
         return far if math.isfinite(far) else math.inf
