@@ -119,15 +119,17 @@ def test_a_terminal_that_takes_nothing_does_not_keep_a_run_from_ending(tmp_path)
 
 
 def test_top_shows_a_run_of_another_process(tmp_path):
-    with Terminal(tmp_path, "run", "job.py", "--nodes", "2", "--seconds", "6", "--plain", "--out", "run") as run:
+    with Terminal(tmp_path, "run", "job.py", "--nodes", "2", "--seconds", "600", "--plain", "--out", "run") as run:
         live = "SELECT json_extract(snapshot, '$.step') FROM live"
         assert until(lambda: (_query(tmp_path / "run" / "run.db", live) or [(0,)])[0][0] > 10)
         with Terminal(tmp_path, "top", "run") as top:
             assert until(lambda: b"batches/s" in top.text)
             top.process.send_signal(signal.SIGINT)
             assert top.end() == 0
+            assert until(lambda: b"\x1b[?1049l" in top.text), "the reader is a thread of its own"
             assert top.text.rindex(b"\x1b[?1049l") > top.text.rindex(b"\x1b[?1049h"), "the screen is given back"
-        assert run.end() == 0
+        run.process.send_signal(signal.SIGINT)
+        assert run.end() == 130
 
 
 def _query(path, query):

@@ -78,7 +78,7 @@ def _rank(arguments: argparse.Namespace, job_words: list[str]) -> Any:
     """The Result; of any other rank than 0, nothing."""
     from wide.config import resolve
     from wide.engine.team import Gone, Team
-    from wide.errors import WideError
+    from wide.errors import Interrupted, WideError
     from wide.job.loading import load
     from wide.job.place import located
     from wide.job.program import program_of
@@ -109,6 +109,8 @@ def _rank(arguments: argparse.Namespace, job_words: list[str]) -> Any:
         return _led(team, load(spec), spec, options) if team.is_first else _followed(team, load(spec))
     except Gone:
         raise
+    except Interrupted as error:  # by torchrun, perhaps, which ends all when one has failed
+        raise (team.another_one() if team.is_first else None) or error from None
     except WideError as error:
         if not team.is_first:
             team.confess(error)

@@ -83,8 +83,12 @@ class Team:
         words, details = "another process of this run ended: with torch.distributed that ends them all", str(error)
         if not getattr(self, "is_first", False):
             return Gone(words, details)
+        return self.another_one() or Lost(words, details)
+
+    def another_one(self) -> WideError | None:
+        """Rank 0: why another one could not go on, if it has said so."""
         said = self._confessed()
-        return Lost(*said[1:]) if said is not None else Lost(words, details)
+        return Lost(*said[1:]) if said is not None else None
 
     def _confessed(self) -> tuple[int, str, str] | None:
         with contextlib.suppress(RuntimeError):  # the store's process is gone, too

@@ -29,7 +29,7 @@ from wide.coordinator.master import Master
 from wide.coordinator.resume import Start
 from wide.coordinator.run import Run
 from wide.dashboard.terminal import Post, watching
-from wide.errors import Interrupted, ParametersMoved, StartsAgain, TrainingFailed, UsageError
+from wide.errors import Interrupted, ParametersMoved, StartsAgain, TrainingFailed, UsageError, WideError
 from wide.exchange.common import Common
 from wide.exchange.door import Door
 from wide.exchange.feed import Feed
@@ -193,7 +193,11 @@ class Training:
             asked = stack.enter_context(contextlib.closing(Wishes(self.dir / DATABASE, db.write)))
             try:
                 course, nodes = self._until_nothing_moves(db, points, crew, window, asked)
-            except TrainingFailed as error:
+            except WideError as error:
+                if self._origin.end is not None:
+                    on_signals(signal.SIG_IGN)  # why it failed is told, whoever ends it now
+                if not isinstance(error, TrainingFailed):
+                    raise
                 steps = len(self._run.record.losses) if self._run is not None else 0
                 kept = f"; what was trained until step {steps} is in {self.dir}" if steps else ""
                 raise TrainingFailed(f"{error}{kept}", error.details) from None
