@@ -19,12 +19,14 @@ class Failures:
 
     def managed(self, block: Block, node: int) -> list[tuple[int, int]]:
         """It had no trouble there, so it was not the job: where others had, and who."""
-        if not self._first:
-            return []
         faulty = [(at, who) for at, who in self._first.items() if block.first <= at < block.end and who != node]
         for at, _ in faulty:
             del self._first[at]
         return faulty
+
+    @property
+    def are_any(self) -> bool:
+        return bool(self._first)
 
     def step_closed(self) -> None:
         self._first.clear()

@@ -77,8 +77,10 @@ class Granting:
         idle = [member for member in self._roster.idle(policy.depth) if self._has_turn(member, now)]
         if not policy.free:
             idle.sort(key=lambda member: -(member.batches_per_s or 0.0))
-        idle.sort(key=self._is_barred)
-        takers = len(idle) - sum(map(self._is_barred, idle))
+        takers = len(idle)
+        if self._bars_anybody:
+            idle.sort(key=self._is_barred)
+            takers -= sum(map(self._is_barred, idle))
         actions: list[Action] = []
         for i, member in enumerate(idle):
             actions += (given := self._give(member, version, now, max(1, takers - i)))
@@ -201,8 +203,15 @@ class Granting:
         lease = self._ahead[member.node] = self._lease(member, cut, self._policy.age + 1, now)
         return [self._action(lease, version + 1, now)]
 
+    @property
+    def _bars_anybody(self) -> bool:
+        audits, canaries = self._audits, self._canaries
+        return (audits is not None and bool(audits.held)) or (canaries is not None and canaries.suspect > 0)
+
     def _is_barred(self, member: Member) -> bool:
         """Others have to decide about it first."""
+        if not self._bars_anybody:
+            return False
         audits, canaries, node = self._audits, self._canaries, member.node
         if audits is not None and node in audits.held:
             return True

@@ -250,9 +250,9 @@ class Server:
         member = self.pool.members.get(it.node)
         lease = member.leases.get(it.lease) if member is not None else None
         what = (it.node, it.lease, it.problem, it.journey.compute_s, len(it.losses), it.digest)
-        home = self._painter.homes.get(it.node)
-        is_on_cpu = home is None or " cpu," in home.build
-        taken = Taken(it.flat, it.sizes, it.losses, it.journey, it.digest, is_on_cpu)
+        taken = Taken(it.flat, it.sizes, it.losses, it.journey, it.digest)
+        if lease is not None and lease.pair and it.node in self._painter.homes:
+            taken = taken._replace(is_on_cpu=" cpu," in self._painter.homes[it.node].build)
         if lease is None:  # the pool will say so; and what is at hand for that lease is another's, or counted already
             self.run.master.release(it.flat)
             self._queue.post(events.UpdateArrived(*what))

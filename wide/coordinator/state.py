@@ -238,7 +238,7 @@ class Pool:
         closed = self.policy.accept(event.node, block, now)
         member.staleness, discount = staleness, self.policy.discount(staleness)
         self.deadly.survived(block)
-        told = self._told_by(event.node, block)
+        told = self._told_by(event.node, block) if self._failures.are_any or self.trust.has_doubts else []
         self._granting.is_careful = self.deadly.is_suspicious
         granted = lease.granted_at, lease.group
         merge = MergeUpdate(event.node, lease.number, block, self.version + 1, discount, staleness, *granted)

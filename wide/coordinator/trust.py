@@ -66,6 +66,11 @@ class Trust:
         return self.audits is not None and bool(self.audits.open)
 
     @property
+    def has_doubts(self) -> bool:
+        """Was an update refused, and is there none in its place yet?"""
+        return self.canaries is not None and bool(self.canaries.doubted)
+
+    @property
     def is_alone(self) -> bool:
         """Are audits wanted, and is there nobody to make them?"""
         return self.audits is not None and self.audits.share > 0 and len(self._roster.members) == 1
@@ -93,7 +98,7 @@ class Trust:
     def merged(self, node: int, block: Block) -> Finding | None:
         """This one's update counts: what does that say of who was doubted there?"""
         canaries = self.canaries
-        if canaries is None or not canaries.doubted or not (suspect := canaries.merged(node, block)):
+        if canaries is None or not (suspect := canaries.merged(node, block)):
             return None
         if not canaries.is_active:
             return Finding([], [suspect], "its updates are unlike others', again and again")

@@ -182,6 +182,6 @@ class Intake:
         traffic.rss_bytes = update.rss_bytes
         self._clear_gaps(flat.bytes)
         flat.touched = int.from_bytes(update.touched, "little") & self._all_touched
-        flat.weights, flat.logged = update.weights, words.names(update.logged)
+        flat.weights, flat.logged = update.weights, words.names(update.logged) if update.logged else {}
         spent = (update.codec, update.received_s, update.decode_s)
         return Whole(update, flat, Journey(update.compute_s, update.codec_s, arriving.since, now, *spent))

@@ -249,8 +249,9 @@ class Trainer:
         logged = listen()
         turn = self._turns[self.phase_of(place)]
         said = understood(turn.loss(self.model, batch))
-        if any(parameter.grad is not None for parameter in self._parameters):
-            raise TrainingFailed(TWICE)
+        for parameter in self._parameters:
+            if parameter.grad is not None:
+                raise TrainingFailed(TWICE)
         self._backward(said.loss, place.weight if said.over is None else place.weight / place.samples)
         value = said.mean
         if not math.isfinite(value):
