@@ -183,7 +183,7 @@ class Schedule:
         if batches_per_step is not None or self._even is None:
             self.given["per_epoch"] = self.per_epoch
         self.step = lru_cache(maxsize=8)(self._step)  # asked for again and again, on the way of every gradient
-        self._last = (self.step(0), 0)  # a step, and the position of its first batch: mostly the one that is wanted
+        self._last = self._before = (self.step(0), 0)  # steps that were asked for, and where they begin
 
     @property
     def is_even(self) -> bool:
@@ -214,6 +214,24 @@ class Schedule:
         return self._begin(epoch).batches + cut.first(within)
 
     def step_at(self, position: int) -> Step:
+        return self._around(position)[0]
+
+    def _around(self, position: int) -> tuple[Step, int]:
+        """The step there, and its first position: mostly one of two neighbours, for work is given ahead. Threads may ask
+        at the same time.
+        """
+        last, here = self._last, self._before
+        step, start = last
+        if start <= position < start + step.batches:
+            return last
+        step, start = here
+        if not start <= position < start + step.batches:
+            step = self._step_at(position)
+            here = step, self.position(step.number)
+        self._last, self._before = here, last
+        return here
+
+    def _step_at(self, position: int) -> Step:
         if self._even is not None:
             epoch, index = divmod(position, self.batches_per_epoch)
         else:
@@ -225,11 +243,7 @@ class Schedule:
         """The positions first…end-1, step by step."""
         found = []
         while first < end:
-            step, start = self._last
-            if not start <= first < start + step.batches:
-                step = self.step_at(first)
-                start = self.position(step.number)
-                self._last = step, start
+            step, start = self._around(first)
             until = min(end, start + step.batches)
             found.append(Stretch(step, first - start, until - start))
             first = until
@@ -243,8 +257,8 @@ class Schedule:
 
     def share(self, first: int, sizes: Sequence[int]) -> float:
         """How many steps' worth of samples are in batches of these sizes, from the position `first` on."""
-        step, start = self._last
-        if start <= first and first + len(sizes) <= start + step.batches:
+        step, start = self._around(first)
+        if first + len(sizes) <= start + step.batches:
             return sum(sizes) / step.samples
         found = 0.0
         for step, begin, end in self.stretches(first, first + len(sizes)):
