@@ -217,8 +217,8 @@ class Schedule:
         return self._around(position)[0]
 
     def _around(self, position: int) -> tuple[Step, int]:
-        """The step there, and its first position: mostly one of two neighbours, for work is given ahead. Threads may ask
-        at the same time.
+        """The step there, and its first position: mostly one of two neighbours, for work is given ahead. Threads may
+        ask at the same time.
         """
         last, here = self._last, self._before
         step, start = last
