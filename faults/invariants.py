@@ -183,8 +183,12 @@ class Judge:
             self._started_at = now
 
     def _granted_check(self, grant: GrantLease) -> None:
-        """What is computed once more is part of the next version, and exact."""
-        if grant.strategy != "sync" or not (grant.pair or grant.block in self._gathered):
+        """What is computed once more is part of the next version, or will be, and exact."""
+        elsewhere = (held for node, held in self._held.items() if node != grant.node)
+        is_out = any(
+            grant.block == block and lease not in self._checks for held in elsewhere for lease, block in held.items()
+        )
+        if grant.strategy != "sync" or not (grant.pair or grant.block in self._gathered or is_out):
             self.refuse(f"{grant}: nothing like that was merged for version {self.version + 1}")
         self._checks.add(grant.lease)
 

@@ -18,8 +18,10 @@ def lease(node: int, number: int = 1, granted_at: float = 0.0) -> Lease:
 
 
 def merged(audits: Audits, node: int, digest: int, others: set[int], now: float = 0.0, doubt: str = "") -> bool:
-    is_due = audits.merge(lease(node, granted_at=now), BLOCK, doubt, now)
-    return is_due and audits.begin(node, BLOCK, digest, others | {node}, now)
+    it = lease(node, granted_at=now)
+    audits.given(it)
+    is_due = audits.merge(it, BLOCK, doubt, now)
+    return is_due and audits.begin(it, BLOCK, digest, others | {node}, now) is not None
 
 
 def says(audits: Audits, node: int, digest: int, members: set[int], now: float = 0.0):

@@ -7,6 +7,7 @@ import pytest
 from wide.coordinator.audits import Audits
 from wide.coordinator.canaries import Canaries
 from wide.coordinator.events import (
+    Confirm,
     DropNode,
     EndRun,
     GrantLease,
@@ -19,8 +20,10 @@ from wide.coordinator.events import (
     UpdateArrived,
     WorkFailed,
 )
+from wide.coordinator.leases import Lease
 from wide.coordinator.state import Pool
 from wide.job.schedule import Schedule
+from wide.strategy.tree import Block
 
 WRONG, PROBLEM = -1, "the gradient is not finite"
 
@@ -36,6 +39,7 @@ class Checked:
         self.given: dict[int, list[GrantLease]] = {}
         self.told: list[tuple[int, str]] = []
         self.named: list[int] = []
+        self.confirmed: list[tuple[int, Block]] = []
         self.ended: EndRun | None = None
         for node in nodes:
             self.join(node)
@@ -47,6 +51,8 @@ class Checked:
             elif isinstance(action, NameNode | DropNode):
                 self.given.pop(action.node, None)
                 self.named += [action.node] if isinstance(action, NameNode) else []
+            elif isinstance(action, Confirm):
+                self.confirmed.append((action.node, action.block))
             elif isinstance(action, TellOf):
                 self.told.append((action.node, action.kind))
             elif isinstance(action, EndRun):
@@ -131,7 +137,7 @@ def test_who_hands_in_its_last_part_and_stays_is_not_waited_for():
     pool.answer(3, batches=1)
     first = pool.answer(1, WRONG) if pool.task(1) else None
     assert first is not None
-    pool.audits.begin(1, first.block, WRONG, {1, 2}, pool.now)
+    pool.audits.begin(Lease(first.lease, 1, first.block, 0, 0, pool.now, 0), first.block, WRONG, {1, 2}, pool.now)
     for _ in range(100):
         pool.go_on(0.1)
         for node in (1, 2):
@@ -153,6 +159,62 @@ def test_nobody_waits_for_a_check_by_a_slow_node_if_a_quick_one_is_idle():
         pool.go_on(0.1, 1)
     assert pool.go_on(3, 1, 2) > 3
     assert pool.task(3) == task, "it is at it all the time"
+
+
+def beside_each_other(**more) -> tuple[Checked, GrantLease]:
+    """Chance has chosen what node 1 is at, and node 2 computes it, too."""
+    pool = Checked(1, 2, 3, audit=1.0, **more)
+    pool.audits.verified |= {1: 0.0, 2: 0.0, 3: 0.0}
+    check = pool.task(2)
+    assert check is not None
+    assert check.is_check
+    assert check.block == pool.task(1).block
+    return pool, check
+
+
+def test_what_chance_has_chosen_is_computed_at_the_same_time():
+    pool, check = beside_each_other()
+    pool.answer(2)
+    pool.answer(1)
+    assert not pool.audits.open, "nobody waits any more"
+    assert (1, check.block) in pool.confirmed
+
+
+def test_and_who_is_wrong_there_is_named_once_a_third_has_decided():
+    pool, check = beside_each_other()
+    pool.answer(2)
+    pool.answer(1, WRONG)
+    assert pool.audits.open
+    assert pool.go_on(5, 2, 3) > 2
+    assert pool.named == [1]
+
+
+def test_the_version_waits_for_who_is_still_at_it():
+    pool, _ = beside_each_other()
+    pool.answer(1)
+    while pool.task(3) is not None and not pool.task(3).is_check:
+        pool.answer(3)
+    assert pool.audits.open
+    assert pool.go_on(3, 1, 2, 3) > 2
+
+
+@pytest.mark.parametrize("leaver", [1, 2])
+def test_who_leaves_while_two_are_at_it_is_no_trouble(leaver):
+    pool, check = beside_each_other()
+    if leaver == 1:
+        pool.answer(2)
+    pool.leave(leaver)
+    stay = {1, 2, 3} - {leaver}
+    assert check.block not in pool.audits.beside or pool.audits.beside[check.block].node in stay
+    assert pool.go_on(5, *stay) > 2
+    assert (pool.named, pool.ended) == ([], None)
+
+
+def test_a_batch_that_fails_for_both_who_are_at_it_is_the_job():
+    pool, check = beside_each_other()
+    for node in (2, 1):
+        pool.happens(WorkFailed(node, pool.task(node).lease, 0, "loss failed: boom", ""))
+    assert "boom" in pool.ended.failure
 
 
 @pytest.mark.parametrize("nodes", [2, 3, 4])

@@ -36,7 +36,7 @@ def lease(node: int) -> Lease:
 
 
 def begins(it: Trust, node: int, digest: int) -> bool:
-    return it.begins_check(lease(node), BLOCK, UpdateArrived(node, node, digest=digest), 0.0)
+    return it.check(lease(node), BLOCK, UpdateArrived(node, node, digest=digest), 0.0) is not None
 
 
 def answers(it: Trust, node: int, digest: int):

@@ -6,7 +6,8 @@ without one both are asked again, and whoever contradicts itself is wrong. The v
 to be wrong is never part of one. Where nobody can tell, who was never right before has no work until a third comes.
 
 A node that is new is checked once, before its speed counts (a canary); later on now and then, by chance (an audit), and
-whenever what it sent is unlike what others send (a doubt).
+whenever what it sent is unlike what others send (a doubt). Chance chooses when work is given, and another node may
+compute it beside, so that the version need not wait; what each of them is told is the same.
 """
 
 from __future__ import annotations
@@ -69,6 +70,15 @@ class Audit:
         return sum(opinion.node == node for opinion in self.opinions) < TWICE
 
 
+@dataclass(slots=True)
+class Beside:
+    """A block that chance has chosen, while `node` is at it. Another one may be at it, too, or done."""
+
+    node: int
+    out: Lease | None = None
+    opinion: Opinion | None = None
+
+
 class Outcome(NamedTuple):
     """Whose block was confirmed, and by whom; who is wrong; or between whom nobody can tell."""
 
@@ -90,6 +100,7 @@ class Audits:
         self._told: set[frozenset[int]] = set()  # between whom it is known that nobody can tell
         self.merged: list[tuple[int, Block]] = []  # for the version that is being gathered: whose, and what
         self.open: dict[Block, Audit] = {}  # the version waits for these
+        self.beside: dict[Block, Beside] = {}  # to be audited once they are merged
 
     def forget_all(self) -> None:
         """Nobody is verified, and nothing is merged: another strategy begins."""
@@ -101,24 +112,57 @@ class Audits:
         """It is made, or void."""
         self.merged.clear()
         self.open.clear()
+        self.beside.clear()
+
+    @property
+    def is_wanted(self) -> bool:
+        """Is there anything that somebody could compute?"""
+        return bool(self.open or self.beside)
+
+    def given(self, lease: Lease) -> None:
+        """Work for the open version: some of it is chosen, and nobody is told."""
+        if self.share > 0 and self._chance() < self.share:
+            self.beside.setdefault(lease.block, Beside(lease.node))
 
     def merge(self, lease: Lease, block: Block, doubt: str, now: float) -> bool:
         """The answer to this lease counts, at least for that block. Should another one compute it, too?"""
         self.merged.append((lease.node, block))
         ago_s = now - self.verified.get(lease.node, -math.inf)
         is_due = ago_s > AGAIN_S and ago_s > AGAIN_COST * (now - lease.granted_at)
-        return is_due or bool(doubt) or (self.share > 0 and self._chance() < self.share)
+        return is_due or bool(doubt) or lease.block in self.beside
 
-    def begin(self, node: int, block: Block, digest: Hashable, present: AbstractSet[int], now: float) -> bool:
-        """What this node said is to be computed by another one of those who are present. Is there one?"""
+    def begin(
+        self, lease: Lease, block: Block, digest: Hashable, present: AbstractSet[int], now: float
+    ) -> Outcome | None:
+        """What its node said is to be computed by another one of those who are present, or was already. None: there is
+        no other one.
+        """
+        node, beside = lease.node, self.beside.pop(lease.block, None)
         others = present - {node}
         if node in self._differed:
             others -= self._differed  # what they would say is known, and decides nothing
         if not others:
             self.verified.setdefault(node, now)  # all that is trained is its work: whoever comes is measured by it
-            return False
-        self.open[block] = Audit(block, [Opinion(node, digest)])
-        return True
+            return None
+        audit = self.open[block] = Audit(block, [Opinion(node, digest)])
+        if beside is None or block != lease.block:
+            return Outcome()
+        if beside.out is not None and beside.out.node != node:
+            audit.out[beside.out.node] = beside.out
+        if beside.opinion is None or beside.opinion.node == node:
+            return Outcome()
+        audit.opinions.append(beside.opinion)
+        return self._settle(audit, present, now)
+
+    def next_beside(self, node: int) -> Block | None:
+        """What this one could compute while another one is at it."""
+        if node in self.held:
+            return None
+        for block, it in self.beside.items():
+            would_say_nothing = node in self._differed and it.node in self._differed
+            if it.out is None and it.opinion is None and it.node != node and not would_say_nothing:
+                return block
+        return None
 
     def next_for(self, node: int, members: AbstractSet[int], is_slow: Callable[[Lease], bool]) -> Block | None:
         """What this one could compute to decide something; `members` are all who could. `is_slow`: who has that lease
@@ -131,10 +175,17 @@ class Audits:
         return None
 
     def granted(self, lease: Lease) -> None:
-        self.open[lease.block].out[lease.node] = lease
+        if (audit := self.open.get(lease.block)) is not None:
+            audit.out[lease.node] = lease
+        else:
+            self.beside[lease.block].out = lease
 
     def answered(self, lease: Lease, digest: Hashable, members: AbstractSet[int], now: float) -> Outcome:
         """`digest` is None if it did not get to the end; `members` are all, also those who are silent just now."""
+        beside = self.beside.get(lease.block)
+        if beside is not None and beside.out is lease:
+            beside.out, beside.opinion = None, Opinion(lease.node, digest) if digest is not None else None
+            return Outcome()
         audit = self.open.get(lease.block)
         if audit is None or audit.out.get(lease.node) is not lease:
             return Outcome()
@@ -188,6 +239,12 @@ class Audits:
             self._release()  # from whom it differed is gone
         for audit in self.open.values():
             audit.out.pop(node, None)
+        self.beside = {block: it for block, it in self.beside.items() if it.node != node}
+        for it in self.beside.values():
+            if it.out is not None and it.out.node == node:
+                it.out = None
+            if it.opinion is not None and it.opinion.node == node:
+                it.opinion = None
 
     def given_up(self, present: AbstractSet[int], members: AbstractSet[int]) -> Iterator[Audit]:
         """What nobody can decide; it is open no more. For who is silent nobody waits, unless two have differed."""

@@ -57,7 +57,7 @@ class Granting:
     def version_made(self, now: float) -> None:
         for lease in self._ahead.values():
             lease.granted_at = now
-            self._leases.grant(lease)
+            self._begin(lease)
         self._ahead.clear()
         if self._strategy.takes_turns:
             self._lately.append(now)
@@ -84,12 +84,12 @@ class Granting:
         actions: list[Action] = []
         for i, member in enumerate(idle):
             actions += (given := self._give(member, version, now, max(1, takers - i)))
-            is_checking = self._audits is not None and self._audits.open  # not everybody may do that
+            is_checking = self._audits is not None and self._audits.is_wanted  # not everybody may do that
             if not (given or policy.free or member.leases or is_checking) and policy.may_lease(member.node):
                 break  # what is not worth the quickest one's while is not worth anybody's
         if self._audits is not None and self._audits.open:
             for member in self._roster.idle(policy.depth):  # also who has no turn: the version waits
-                actions += self._give_check(self._audits, member, version, now)
+                actions += self._give_check(self._audits, member, version, now, is_waited_for=True)
         if not policy.free:
             for member in idle:
                 actions += self._give_ahead(member, version, now)
@@ -127,7 +127,7 @@ class Granting:
         if held and any(lease.change != self._changes for lease in held.values()):
             return actions  # it is still at something from before
         audits, canaries = self._audits, self._canaries
-        if audits is not None and audits.open and (check := self._give_check(audits, member, version, now)):
+        if audits is not None and audits.is_wanted and (check := self._give_check(audits, member, version, now)):
             return check
         if (
             canaries is not None
@@ -147,16 +147,25 @@ class Granting:
             if self.started_at is None:
                 self.started_at = now
             lease = self._lease(member, Cut(block, group), policy.age, now)
-            self._leases.grant(lease)
+            self._begin(lease)
             actions.append(self._action(lease, version, now))
         return actions
 
-    def _give_check(self, audits: Audits, member: Member, version: int, now: float) -> list[Action]:
-        """What somebody else has computed already, and the next version waits for."""
+    def _begin(self, lease: Lease) -> None:
+        self._leases.grant(lease)
+        if self._audits is not None and self._strategy.needs_whole_steps:
+            self._audits.given(lease)
+
+    def _give_check(
+        self, audits: Audits, member: Member, version: int, now: float, is_waited_for: bool = False
+    ) -> list[Action]:
+        """What somebody else has computed already, and the next version waits for; or is still at."""
         if member.leases:
             return []
         is_slow = functools.partial(self._roster.is_worth_taking, member, now=now)
         block = audits.next_for(member.node, self._roster.present, is_slow)
+        if block is None and not is_waited_for:
+            block = audits.next_beside(member.node)
         if block is None:
             return []
         lease = self._lease(member, Cut(block), self._policy.age, now)

@@ -242,9 +242,10 @@ class Pool:
         self._granting.is_careful = self.deadly.is_suspicious
         granted = lease.granted_at, lease.group
         merge = MergeUpdate(event.node, lease.number, block, self.version + 1, discount, staleness, *granted)
-        if self.trust.begins_check(lease, block, event, now):
-            return [merge, *told, *(self._settle(now, closed) or self._grant_all(now))]
-        return [merge, *told, *(self._settle(now, closed) or self._grant(member, now))]
+        if (finding := self.trust.check(lease, block, event, now)) is None:
+            return [merge, *told, *(self._settle(now, closed) or self._grant(member, now))]
+        self._held_back += closed or ()
+        return [merge, *told, *self._found(finding, now)]
 
     def _refuse(self, member: Member, lease: Lease, reason: str, why: str, now: float) -> list[Action]:
         detail = f"{self._where(lease.block)}: {why}"
@@ -264,9 +265,15 @@ class Pool:
         if member is None:
             return []
         lease = member.leases.get(event.lease)
-        if lease is None or not (lease.pair or (not lease.is_check and self.leases.claim(lease))):
+        if lease is None or not self._is_first_at(lease):
             return self._drop(member, event.problem, now)  # somebody else was, or will be, able to do it
         return self._failed_on(member, lease, event.batch, event.problem, event.details, now)
+
+    def _is_first_at(self, lease: Lease) -> bool:
+        """Or is somebody else's answer there already, as far as it matters?"""
+        if lease.is_check:
+            return lease.pair > 0 or lease.block in self.leases.out
+        return self.leases.claim(lease)
 
     def _failed_on(
         self, member: Member, lease: Lease, batch: int, problem: str, details: str, now: float

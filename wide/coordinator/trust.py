@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
-from wide.coordinator.audits import Audits
+from wide.coordinator.audits import Audits, Outcome
 from wide.coordinator.canaries import Canaries
 from wide.coordinator.events import Action, CompareUpdate, Confirm, RejectUpdate, TellOf, UpdateArrived
 from wide.coordinator.leases import Lease
@@ -77,12 +77,13 @@ class Trust:
 
     # ── what nodes hand in ───────────────────────────────────────────────────────────────────────────────────────
 
-    def begins_check(self, lease: Lease, block: Block, event: UpdateArrived, now: float) -> bool:
-        """Is what was just merged to be computed by somebody else, too?"""
+    def check(self, lease: Lease, block: Block, event: UpdateArrived, now: float) -> Finding | None:
+        """What was just merged is to be computed by somebody else, too, or was already. None: nobody does."""
         audits = self.audits
         if audits is None or not self._is_exact or not audits.merge(lease, block, event.doubt, now):
-            return False
-        return audits.begin(event.node, block, event.digest, self._roster.present, now)
+            return None
+        outcome = audits.begin(lease, block, event.digest, self._roster.present, now)
+        return self._follows(outcome, [], block) if outcome is not None else None
 
     def refuses(self, lease: Lease, block: Block, doubt: str) -> list[Action]:
         """An update that is unlike others'. Where bits can tell, somebody else computes it, too, before it counts;
@@ -133,13 +134,17 @@ class Trust:
         digest = None if is_part else event.digest
         outcome = self.audits.answered(lease, digest, self._roster.awaited, now)
         said: list[Action] = [CompareUpdate(lease.node, lease.number, lease.block, lease.granted_at)]
+        return self._follows(outcome, said, lease.block)
+
+    def _follows(self, outcome: Outcome, said: list[Action], block: Block) -> Finding:
+        assert self.audits is not None
         if outcome.confirmed is not None:
             whose, by = outcome.confirmed
-            said.append(Confirm(whose, lease.block, by))
+            said.append(Confirm(whose, block, by))
         if outcome.undecided:
-            return self._undecided(said, outcome.undecided, lease.block)
+            return self._undecided(said, outcome.undecided, block)
         voids = any(node in outcome.wrong for node, _ in self.audits.merged)
-        why = f"{self._where(lease.block)}: it computes other bits than other nodes do"
+        why = f"{self._where(block)}: it computes other bits than other nodes do"
         return Finding(said, sorted(outcome.wrong), why, voids)
 
     def _undecided(self, said: list[Action], nodes: AbstractSet[int], block: Block) -> Finding:
