@@ -99,6 +99,7 @@ class Judge:
         self._ahead: dict[int, GrantLease] = {}  # work for the next version, by node: it may not be begun yet
         self._silent: set[int] = set()
         self._checks: set[int] = set()  # leases whose answers are only compared
+        self.wrong = {(node, 0) for node, _ in self.wrong}  # leases are numbered anew
         self._gathered: dict[Block, tuple[int, int]] = {}  # whose lease each block of the next version is
         self._sent_away: set[int] = set()
         self._is_exact = False
