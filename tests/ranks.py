@@ -34,7 +34,24 @@ def fading(model, batch):
     return nn.functional.mse_loss(x, batch[0])
 
 
+def attacked(model, batch):
+    """Samples are moved to where they hurt, as in adversarial training: a backward of the loss's own, put away again."""
+    x = batch[0].clone().requires_grad_()
+    nn.functional.mse_loss(model(x), batch[0]).backward()
+    moved = (x + 0.1 * x.grad.sign()).detach()
+    model.zero_grad()
+    return nn.functional.mse_loss(model(moved), batch[0])
+
+
 KINDS = EVERYTHING | {
+    "an attack on its own samples": wide.Job(
+        model=lambda: nn.Linear(8, 8),
+        dataset=lambda: TensorDataset(torch.randn(64, 8)),
+        loss=attacked,
+        optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
+        batch_size=4,
+        batches_per_step=4,
+    ),
     "a layer that is left out later": wide.Job(
         model=lambda: nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)),
         dataset=lambda: TensorDataset(torch.randn(64, 8)),
@@ -42,7 +59,7 @@ KINDS = EVERYTHING | {
         optimizer=lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
         batch_size=4,
         batches_per_step=4,
-    )
+    ),
 }
 
 

@@ -359,3 +359,14 @@ def test_a_real_liar_joins_a_real_pool_and_its_benchmark_counts():
     assert row["lies"] == row["leases"] >= 1
     assert row["merged"] == 0
     assert row["known_as"]
+
+
+def test_a_machine_that_lied_and_left_is_kept_out_by_its_name():
+    """It would come back at once, under another number."""
+    twin = Twin(make(), steps=3)
+    node = twin.join("a")
+    twin.server.exchange._reception._known["m7", "its key"] = node.number
+    node.hang_up()
+    twin.turn()
+    twin.server.exchange.send_machine_away(node.number, "it computes other bits")
+    assert twin.server.exchange._reception.machines_sent_away == {"m7": "it computes other bits"}

@@ -639,3 +639,22 @@ def test_a_data_module_that_cannot_travel_is_said_in_one_line(tmp_path):
     assert ours is not None
     with pytest.raises(wide.UsageError, match="cannot be sent to node processes"):
         trained(tmp_path, Classifier(), Locked(), nodes=1, epochs=1)
+
+
+ON_TORCHRUN = """
+import torch, wide, wide.lightning
+from tests.extras.test_lightning import Classifier, loader
+
+torch.manual_seed(1)
+job = wide.lightning.job(Classifier(), loader(), batches_per_step=6, epochs=4)
+"""
+
+
+def test_on_torchrun_it_learns_the_same(tmp_path):
+    """There gradients of a step's batches add up in the parameters themselves."""
+    from tests.processes import result_of
+
+    (tmp_path / "job.py").write_text(ON_TORCHRUN)
+    alone = result_of("run", "job.py", "--nodes", 0, cwd=tmp_path)
+    ranks = result_of("run", "job.py", "--nodes", 2, "--on", "torchrun", cwd=tmp_path)
+    assert ranks["loss_last"] == pytest.approx(alone["loss_last"], rel=1e-5)

@@ -16,11 +16,14 @@ class Event(msgspec.Struct, frozen=True, gc=False):
 
 
 class NodeJoined(Event, frozen=True):
-    """It can be given work. It runs on this machine, which has so many cores for nodes; "": nobody knows."""
+    """It can be given work. It runs on this machine, which has so many cores for nodes; "": nobody knows. It was let in
+    as `known_as`, which a new number does not change; "": by the pool's token, or as its own child.
+    """
 
     node: int
     machine: str = ""
     cores: int = 0
+    known_as: str = ""
 
 
 class NodeLeft(Event, frozen=True):

@@ -34,6 +34,7 @@ class Member:
 
     node: int
     leases: dict[int, Lease] = field(default_factory=dict)
+    known_as: str = ""  # whoever comes back under another number is known as the same
     batches_per_s: float | None = None
     lately: tuple[float, float] = (0.0, 0.0)  # batches, and the seconds that they took
     heard_at: float = 0.0
@@ -44,6 +45,10 @@ class Member:
     answered: int = 0  # the last lease that it answered
     staleness: int = 0  # of its last update that counted
     paces_s: deque[float] = field(default_factory=lambda: deque(maxlen=PACES))  # seconds a batch, lease by lease
+
+    @property
+    def who(self) -> str:
+        return self.known_as or f"node {self.node}"
 
     def measure(self, lease: Lease, now: float, memory: float, most_s: float) -> None:
         """From the grant, or from its result before, to this one; but not longer than `most_s`."""

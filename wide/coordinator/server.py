@@ -293,7 +293,7 @@ class Server:
         self.run.record.journal.tell("joined", it.node, f"{name}{streamed}")
         homes = self._painter.homes
         homes[it.node] = homes[it.node]._replace(machine=it.machine, cores=it.cores)
-        self._waiting[it.node] = events.NodeJoined(it.node, it.machine, it.cores)
+        self._waiting[it.node] = events.NodeJoined(it.node, it.machine, it.cores, it.known_as)
         self._admit()
         if self.exchange.member_count == self.run.schedule.batches_per_step + 1:
             log.warning(

@@ -153,7 +153,7 @@ class Pool:
     # ── members ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _joined(self, event: NodeJoined, now: float) -> list[Action]:
-        member = self.members[event.node] = Member(event.node, self.leases.welcome(event.node))
+        member = self.members[event.node] = Member(event.node, self.leases.welcome(event.node), event.known_as)
         self._machines.joined(event.node, event.machine, event.cores)
         return self._grant(member, now)
 
@@ -282,7 +282,7 @@ class Pool:
         position = min(lease.block.first + max(batch, 0), lease.block.end - 1)
         where = f"{self._where(Block(position, position + 1))}, node {member.node}: {problem}"
         reject = RejectUpdate(member.node, lease.number, "failed", where, lease.block, lease.granted_at)
-        is_agreed = self._failures.agree(position, member.node)
+        is_agreed = self._failures.agree(position, member.who, member.node)
         if is_agreed or (len(self.members) == 1 and not self.is_open):
             return [reject, *self._end(now, "failed", where, details)]
         return [reject, *self._drop(member, problem, now)]
@@ -297,7 +297,7 @@ class Pool:
         """Another one had no trouble there: so it was not the job."""
         return [
             TellOf(who, "faulty", f"{self._where(Block(at, at + 1))}: it failed there, and node {node} did not")
-            for at, who in self._failures.managed(block, node)
+            for at, who in self._failures.managed(block, self.members[node].who)
         ]
 
     # ── who is right ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -308,7 +308,7 @@ class Pool:
         self.leases.answered(lease)
         is_part = event.batches is not None and event.batches < lease.block.size
         member.is_leaving |= is_part
-        if event.problem and (not lease.pair or self._failures.agree(lease.block.first, member.node)):
+        if event.problem and (not lease.pair or self._failures.agree(lease.block.first, member.who, member.node)):
             return self._failed_on(member, lease, 0, event.problem, "", now)
         faulty = [] if event.problem else self._failed_alone(member.node, lease.block)
         compared, *follows = self._found(self.trust.compared(lease, event, is_part, now), now)

@@ -26,7 +26,7 @@ from wide.errors import ParametersMoved, TrainingFailed, UsageError
 from wide.job.definition import Job
 from wide.job.here import Here, Logged, added, enter, listen, weighted
 from wide.job.loading import users_code
-from wide.job.model import MIXED, Said, batch_to, understood
+from wide.job.model import MIXED, Said, batch_to, understood, without_gradients
 from wide.job.samples import Samples
 from wide.job.schedule import Schedule, Step
 from wide.job.seeding import OwnGenerators, mix, seed_everything
@@ -172,13 +172,27 @@ class Share:
             batch, is_last = self._fetch(step, place), i == len(places) - 1
             quiet = contextlib.nullcontext() if is_last else self._ddp.no_sync()
             with users_code("computing the loss and its gradient failed"), self._team.together(), quiet:
+                before = self._put_aside()
                 loss = self._forward(batch, place, told, high - low)
+                self._put_back(before)
                 work = dist.all_reduce(told, async_op=True) if is_last else None  # while the backward pass runs
                 torch.autograd.backward(loss, torch.full_like(loss, self._factor(place)))
                 if work is not None:
                     work.wait()
         self._watch.end()
         return list(told.tolist())
+
+    def _put_aside(self) -> list[torch.Tensor | None]:
+        """Of the batches before: none of the loss's business."""
+        before = [parameter.grad for parameter in self._parameters]
+        for parameter in self._parameters:
+            parameter.grad = None
+        return before
+
+    def _put_back(self, before: list[torch.Tensor | None]) -> None:
+        without_gradients(self._parameters)
+        for parameter, gradient in zip(self._parameters, before, strict=True):
+            parameter.grad = gradient
 
     def _factor(self, place: Place) -> float:
         """DDP divides by the number of ranks."""

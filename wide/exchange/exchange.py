@@ -164,9 +164,9 @@ class Exchange:
         self.dismiss_node(node, Refused(why))
 
     def send_machine_away(self, node: int, why: str) -> None:
-        """Whatever else comes from there, too, if it is known as a machine."""
-        if (peer := self._board.peers.get(node)) is not None and peer.machine_id:
-            self._reception.machines_sent_away[peer.machine_id] = why
+        """Whatever else comes from there, too, if it is known as a machine; even if it left a moment ago."""
+        if machine := self._reception.machine_of(node):
+            self._reception.machines_sent_away[machine] = why
         self.send_away(node, why)
 
     def why_other_bits(self, build: str) -> str:

@@ -46,6 +46,7 @@ class Ready(Happening, frozen=True):
     machine: str
     cores: int
     data_problem: str = ""  # why it has none
+    known_as: str = ""  # the machine as which it was let in
 
 
 class Left(Happening, frozen=True):

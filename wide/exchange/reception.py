@@ -104,6 +104,10 @@ class Reception:
         peer.connection.reader.allow(sink, HEADER_LIMIT, self._payload_limit)
         return enrolled if peer.is_evaluator else [*enrolled, self._register(peer, hello)]
 
+    def machine_of(self, node: int) -> str:
+        """As which it was let in; "": by the pool's token, or it never was."""
+        return next((machine for (machine, _), number in self._known.items() if number == node), "")
+
     def _count(self, machine: str) -> None:
         """A machine may bring many nodes, but not without end: each is remembered."""
         now = self._now()
@@ -171,8 +175,8 @@ class Reception:
         return next(name for name in names if name not in taken)
 
     def _register(self, peer: Peer, hello: say.Hello) -> Joined:
-        if hello.key:
-            self._known[peer.machine_id, hello.key] = peer.node
+        if hello.key or peer.machine_id:
+            self._known[peer.machine_id, hello.key or f"node {peer.node}"] = peer.node
         peer.is_on_this_machine = self._door.is_here(hello, peer.is_own)
         peer.machine, peer.cores = hello.machine, hello.cores
         peer.is_alike = hello.build == self._door.build
@@ -239,7 +243,7 @@ class Reception:
         peer.shares_memory = peer.is_on_this_machine and self._common.is_seen_by(ready.memory)
         peer.is_ready = True
         self._is_checked |= peer.is_checker
-        return Ready(peer.node, peer.has_data, peer.machine, peer.cores, words.line(problem))
+        return Ready(peer.node, peer.has_data, peer.machine, peer.cores, words.line(problem), peer.machine_id)
 
     @property
     def is_checking(self) -> bool:

@@ -23,7 +23,7 @@ FOURTH = 4  # a power of two: dividing by it loses no bit, so sums and means tel
 ALL_BUT_NONE = 2**40  # of a sum that is divided by this nothing is left: what remains is a term beside it
 CLOSE, NEXT_TO_NOTHING = 1e-3, 1e-5
 KEPT = ("_metrics", "_total_train_tokens")  # what TRL's trainers collect for their log, batch by batch
-PLACE = ("step", "epoch")  # which log() adds
+PLACE = ("step", "epoch", "loss", "learning_rate", "grad_norm")  # which log() adds, and what the trainer says itself
 
 
 class Pace(NamedTuple):

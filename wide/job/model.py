@@ -7,7 +7,7 @@ import math
 import os
 import pickle
 from collections import UserDict, deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +25,10 @@ from wide.job.loading import users_code
 from wide.job.reach import reach
 from wide.job.seeding import OwnGenerators, seed_everything
 
+LEFT = (
+    "backward() was called before the pool's own, and its gradients are still there: return the sum of all losses "
+    "instead, or put them away with model.zero_grad()"
+)
 MIXED = "the loss returned wide.total for some batches of a step, and a mean for others: choose one"
 LEAST_COUNT = 1e-12  # of a batch: no number overflows because it is divided by that
 
@@ -113,6 +117,15 @@ class Said(NamedTuple):
         if self.over is None:
             return value
         return value / self.over if self.over else 0.0 * value
+
+
+def without_gradients(parameters: Iterable[nn.Parameter]) -> None:
+    """The loss may call backward() for something else, if it puts that away: what is left would be added to its own."""
+    for parameter in parameters:
+        if parameter.grad is not None:
+            if parameter.grad.is_sparse or bool(parameter.grad.any()):
+                raise TrainingFailed(LEFT)
+            parameter.grad = None
 
 
 def understood(said: Any) -> Said:

@@ -76,8 +76,11 @@ class Batches:
             if self._over.error is not None:
                 raise self._over.error from None
             raise StopIteration
-        if self._gradient() is not None:
-            raise UsageError(f"a backward() after {BACKWARD} would be lost: add up the losses, and hand in the sum")
+        if any(bool(gradient.any()) for gradient in self._gradients()):
+            raise UsageError(
+                f"there are gradients that would be lost: a backward() beside {BACKWARD}. Hand in the sum of all "
+                "losses; or, if it was for something else, put them away with model.zero_grad()"
+            )
         assert self._coming is not None
         handed, self._coming = self._coming, None
         if self._modes != [module.training for module in self._model.modules()]:
@@ -98,9 +101,9 @@ class Batches:
         for parameter in self._model.parameters():
             parameter.grad = None
 
-    def _gradient(self) -> torch.Tensor | None:
-        grads = (parameter.grad for parameter in self._model.parameters())
-        return next((grad for grad in grads if grad is not None), None)
+    def _gradients(self) -> list[torch.Tensor]:
+        gradients = [parameter.grad for parameter in self._model.parameters()]
+        return [gradient for gradient in gradients if gradient is not None]
 
     def backward(self, loss: Any) -> None:
         """What a job's loss would return for this batch: a mean, or wide.total(sum, count), or either with metrics."""

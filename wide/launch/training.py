@@ -194,7 +194,7 @@ class Training:
             try:
                 course, nodes = self._until_nothing_moves(db, points, crew, window, asked)
             except WideError as error:
-                if self._origin.end is not None:
+                if self._origin.end is not None and not isinstance(error, StartsAgain):
                     on_signals(signal.SIG_IGN)  # why it failed is told, whoever ends it now
                 if not isinstance(error, TrainingFailed):
                     raise

@@ -22,8 +22,9 @@ def loss(model: Any, batch: Any) -> Any:
         metric.reset()
     batch = transferred(model, batch)
     said = model.training_step(batch) if notes.takes == 1 else model.training_step(batch, _number(notes))
-    for parameter in model.parameters():
-        parameter.grad = None  # as Lightning has it, between training_step and backward
+    if (notes.plan.batches_per_step or 1) == 1:
+        for parameter in model.parameters():
+            parameter.grad = None  # as Lightning has it, between the first training_step of an update and backward
     found = _loss(model, said)
     tidy(notes.keepers)
     return total(found, 1) if (notes.plan.batches_per_step or 1) > 1 else found

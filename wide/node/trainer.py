@@ -19,14 +19,12 @@ from wide.job.definition import Job, Phase
 from wide.job.descent import built, parameters_of
 from wide.job.here import Here, enter, listen, weighted
 from wide.job.loading import users_code
-from wide.job.model import MIXED, batch_to, build_model, understood
+from wide.job.model import MIXED, batch_to, build_model, understood, without_gradients
 from wide.job.reach import namespaces
 from wide.job.seeding import OwnGenerators, mix, seed_everything
 from wide.job.settings import be_exact
 from wide.node.watch import Watch
 from wide.strategy.tree import Block, TreeSum
-
-TWICE = "backward() was called before the pool's own, on a part of the loss perhaps: add up the parts, and leave it out"
 
 
 class Enough(WideError):
@@ -249,9 +247,7 @@ class Trainer:
         logged = listen()
         turn = self._turns[self.phase_of(place)]
         said = understood(turn.loss(self.model, batch))
-        for parameter in self._parameters:
-            if parameter.grad is not None:
-                raise TrainingFailed(TWICE)
+        without_gradients(self._parameters)
         self._backward(said.loss, place.weight if said.over is None else place.weight / place.samples)
         value = said.mean
         if not math.isfinite(value):
