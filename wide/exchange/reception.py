@@ -106,7 +106,7 @@ class Reception:
 
     def machine_of(self, node: int) -> str:
         """As which it was let in; "": by the pool's token, or it never was."""
-        return next((machine for (machine, _), number in self._known.items() if number == node), "")
+        return next((machine for (machine, _), number in self._known.items() if machine and number == node), "")
 
     def _count(self, machine: str) -> None:
         """A machine may bring many nodes, but not without end: each is remembered."""
