@@ -95,7 +95,7 @@ class Target:
                 self.turn()
         stream.hang_up()
         self.turn()
-        self.server.pool._failed.clear()  # two nodes that agree on a failure end a run, and so do high losses: as they
+        self.server.pool._failures.step_closed()  # two that agree on a failure end a run, and so do high losses: as they
         self.server.run.record.divergence = Divergence()  # should, but what is looked for here is something else
         assert stream.is_closed, "it was not let go of"
         assert not self.server.exchange.nodes, "somebody is still there"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
@@ -227,12 +228,22 @@ def test_a_run_that_ends_is_resumed_or_deleted_while_the_page_is_open(tmp_path):
             assert dashboard.wait(30) == 0
 
 
+def stop_between_two_looks(process, path):
+    """And not while it holds a lock, which would keep others out."""
+    while True:
+        process.send_signal(signal.SIGSTOP)
+        with contextlib.suppress(sqlite3.OperationalError), contextlib.closing(sqlite3.connect(path)) as db:
+            db.execute("SELECT max(step) FROM steps").fetchone()
+            return
+        process.send_signal(signal.SIGCONT)
+
+
 def test_a_browser_that_slept_is_told_what_it_missed(tmp_path):
     a_run(tmp_path / "run")
     with started("dashboard", "run", cwd=tmp_path) as process, chromium() as pages:
         page = pages.open(link_said(process))
         when(page, BUSY)
-        process.send_signal(signal.SIGSTOP)  # as far as a page can tell, the same as a sleep of its own
+        stop_between_two_looks(process, tmp_path / "run" / "run.db")  # for a page the same as a sleep of its own
         page.wait_for_selector("#trouble:not([hidden])")
         with sqlite3.connect(tmp_path / "run" / "run.db") as db:
             (last,) = db.execute("SELECT max(step) FROM steps").fetchone()
