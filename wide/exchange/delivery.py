@@ -112,7 +112,7 @@ class Delivery:
             packed = self._feed.batches(stretches)
             batches_codec = self._batches(peer, packed, payload, parts)
         sizes = [size for stretch in stretches for size in schedule.sizes(*stretch)]
-        codec = RAW if it.is_check else peer.link.codecs[self._codecs.update_role]
+        codec = peer.link.codecs[self._codecs.update_role]
         room = self._room(peer) if codec == RAW else None
         sent = outgoing.leases[it.lease] = Sent(sizes, codec, room, it.version if weights.at is not None else NEVER)
         work = say.Work(
