@@ -368,6 +368,28 @@ def test_what_is_between_the_layers_is_there_on_nodes_too(nodes, was_asked, tmp_
     assert_same_curve(make, nodes=nodes)
 
 
+class Taught(Trainer):
+    """A teacher, of which it wants what lies between the layers."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.teacher = trainers.llama().requires_grad_(False)
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        said = model(**inputs, num_items_in_batch=num_items_in_batch)
+        ids = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+        states = self.teacher(**ids, output_hidden_states=True).hidden_states
+        return said.loss + 0.001 * sum(state.square().sum() for state in states) / num_items_in_batch
+
+
+@pytest.mark.parametrize("nodes", [0, 2])
+def test_a_teacher_is_asked_on_nodes_too(nodes, tmp_path):
+    trainer = writer(tmp_path, Taught, max_steps=4, gradient_accumulation_steps=1)
+    expected = trained(lambda: writer(tmp_path, Taught, max_steps=4, gradient_accumulation_steps=1))
+    run(trainer, nodes)
+    assert losses(trainer) == pytest.approx(losses(expected), abs=1e-4)
+
+
 class Beside(Trainer):
     """A sum over the step's items, and a little term that is none."""
 

@@ -89,7 +89,7 @@ class Granting:
                 break  # what is not worth the quickest one's while is not worth anybody's
         if self._audits is not None and self._audits.open:
             for member in self._roster.idle(policy.depth):  # also who has no turn: the version waits
-                actions += self._give_check(self._audits, member, version, now, is_waited_for=True)
+                actions += self._give_check(self._audits, member, version, now, only_open=True)
         if not policy.free:
             for member in idle:
                 actions += self._give_ahead(member, version, now)
@@ -157,14 +157,14 @@ class Granting:
             self._audits.given(lease)
 
     def _give_check(
-        self, audits: Audits, member: Member, version: int, now: float, is_waited_for: bool = False
+        self, audits: Audits, member: Member, version: int, now: float, only_open: bool = False
     ) -> list[Action]:
         """What somebody else has computed already, and the next version waits for; or is still at."""
         if member.leases:
             return []
         is_slow = functools.partial(self._roster.is_worth_taking, member, now=now)
         block = audits.next_for(member.node, self._roster.present, is_slow)
-        if block is None and not is_waited_for:
+        if block is None and not only_open:
             block = audits.next_beside(member.node)
         if block is None:
             return []
@@ -219,8 +219,6 @@ class Granting:
 
     def _is_barred(self, member: Member) -> bool:
         """Others have to decide about it first."""
-        if not self._bars_anybody:
-            return False
         audits, canaries, node = self._audits, self._canaries, member.node
         if audits is not None and node in audits.held:
             return True

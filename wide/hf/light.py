@@ -59,12 +59,16 @@ class Light:
             if isinstance(it, nn.Module) and not any(id(part) in names for part in it.modules()):
                 known = [id(other) for other in self._others]
                 if id(it) not in known:
-                    forget(it)
                     self._others.append(it)
                 return "other", [id(other) for other in self._others].index(id(it))
             return None
 
         return dumps(thing, named)
+
+    def __getstate__(self) -> dict[str, Any]:
+        for other in self._others:  # which were asked here, while the job was made
+            forget(other)
+        return vars(self)
 
     def at(self, model: nn.Module) -> Any:
         """Its class and its attributes as they were, `model` in the place of its model, everything else new."""

@@ -22,7 +22,6 @@ MOST_TRIED = 8  # batches, until one has labels
 FOURTH = 4  # a power of two: dividing by it loses no bit, so sums and means tell themselves apart exactly
 ALL_BUT_NONE = 2**40  # of a sum that is divided by this nothing is left: what remains is a term beside it
 CLOSE, NEXT_TO_NOTHING = 1e-3, 1e-5
-KEPT = ("_metrics", "_total_train_tokens")  # what TRL's trainers collect for their log, batch by batch
 PLACE = ("step", "epoch", "loss", "learning_rate", "grad_norm")  # which log() adds, and what the trainer says itself
 
 
@@ -98,8 +97,8 @@ class Loss:
         trainer.current_gradient_accumulation_steps = self._pace.in_step(where.step)
 
     def _computed(self, trainer: Any, batch: Any, count: Any) -> Any:
-        inputs = trainer._prepare_inputs(copy.copy(batch))  # trainers take labels out of it
         try:
+            inputs = trainer._prepare_inputs(copy.copy(batch))  # trainers take labels out of it
             return trainer.compute_loss(trainer.model, inputs, num_items_in_batch=count)
         except AttributeError as error:
             self._light.explain(error)

@@ -25,7 +25,7 @@ class Optimizer:
 
     def __init__(self, trainer: Any, light: Light) -> None:
         self._light, self._source = light, trainer.model
-        self._given = getattr(trainer.optimizer, "optimizer", trainer.optimizer)  # accelerate's, after a train()
+        self._given = _unwrapped(trainer.optimizer)
         self._kind = getattr(trainer, "optimizer_cls_and_kwargs", None)
         mine = {id(parameter) for parameter in trainer.model.parameters()}
         groups = self._given.param_groups if self._given is not None else []
@@ -44,6 +44,12 @@ class Optimizer:
         takes_model = len(inspect.signature(trainer.create_optimizer).parameters) > 0
         made = trainer.create_optimizer(model) if takes_model else trainer.create_optimizer()
         return trainer.optimizer if made is None else made
+
+
+def _unwrapped(optimizer: Any) -> Any:
+    """An earlier train() has put accelerate's around it. What its maker has put around it stays."""
+    is_accelerates = type(optimizer).__module__.partition(".")[0] == "accelerate"
+    return optimizer.optimizer if is_accelerates else optimizer
 
 
 class Scheduler:

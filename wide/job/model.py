@@ -119,12 +119,12 @@ class Said(NamedTuple):
         return value / self.over if self.over else 0.0 * value
 
 
-def without_gradients(parameters: Iterable[nn.Parameter]) -> None:
+def without_gradients(parameters: Iterable[nn.Parameter], words: str = LEFT) -> None:
     """The loss may call backward() for something else, if it puts that away: what is left would be added to its own."""
     for parameter in parameters:
         if parameter.grad is not None:
             if parameter.grad.is_sparse or bool(parameter.grad.any()):
-                raise TrainingFailed(LEFT)
+                raise TrainingFailed(words)
             parameter.grad = None
 
 

@@ -24,13 +24,17 @@ from wide.errors import TrainingFailed, UsageError
 from wide.job.definition import Job, OwnLoop, total
 from wide.job.here import enter, leave, listen
 from wide.job.loading import check_not_importing
-from wide.job.model import understood
+from wide.job.model import understood, without_gradients
 from wide.launch.own_loops import Served, failed, find_seat
 from wide.node.own_loop import Handed, LoopLoss
 from wide.node.turns import Over
 from wide.telemetry.log import log
 
 BACKWARD = "pool.backward(loss)"
+BESIDE = (
+    f"there are gradients that would be lost: a backward() beside {BACKWARD}. Hand in the sum of all losses; or, if it "
+    "was for something else, put them away with model.zero_grad()"
+)
 
 
 class Batches:
@@ -76,11 +80,7 @@ class Batches:
             if self._over.error is not None:
                 raise self._over.error from None
             raise StopIteration
-        if any(bool(gradient.any()) for gradient in self._gradients()):
-            raise UsageError(
-                f"there are gradients that would be lost: a backward() beside {BACKWARD}. Hand in the sum of all "
-                "losses; or, if it was for something else, put them away with model.zero_grad()"
-            )
+        without_gradients(self._model.parameters(), BESIDE)
         assert self._coming is not None
         handed, self._coming = self._coming, None
         if self._modes != [module.training for module in self._model.modules()]:
@@ -100,10 +100,6 @@ class Batches:
             self._over = over
         for parameter in self._model.parameters():
             parameter.grad = None
-
-    def _gradients(self) -> list[torch.Tensor]:
-        gradients = [parameter.grad for parameter in self._model.parameters()]
-        return [gradient for gradient in gradients if gradient is not None]
 
     def backward(self, loss: Any) -> None:
         """What a job's loss would return for this batch: a mean, or wide.total(sum, count), or either with metrics."""
